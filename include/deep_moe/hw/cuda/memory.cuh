@@ -1,0 +1,98 @@
+// Generic-proxy memory access: weak, relaxed, acquire, release; global and shared; fences.
+#pragma once
+
+#include "deep_moe/base/common.h"
+
+namespace deep_moe::hw {
+
+// Weak accesses. T is a 1, 2, 4 or 8 byte scalar, Vec16, or a 16-byte struct.
+template <typename T>
+DM_DEVICE T load(const T* p) {
+    return *p;
+}
+template <typename T>
+DM_DEVICE void store(T* p, T value) {
+    *p = value;
+}
+template <typename T>
+DM_DEVICE T load_shared(const T* p) {
+    return *p;
+}
+template <typename T>
+DM_DEVICE void store_shared(T* p, T value) {
+    *p = value;
+}
+// Returns the old value.
+DM_DEVICE u32 atomic_add_shared(u32* p, u32 value) { return atomicAdd(p, value); }
+
+#define DM_SCOPED(op, type, reg, suffix)                                                                       \
+    if constexpr (kScope == Scope::Gpu)                                                                        \
+        asm volatile(op ".gpu" suffix : "=" reg(value) : "l"(p) : "memory");                                   \
+    else                                                                                                       \
+        asm volatile(op ".sys" suffix : "=" reg(value) : "l"(p) : "memory");                                   \
+    return value;
+
+template <Scope kScope>
+DM_DEVICE u32 load_acquire(const u32* p) {
+    u32 value;
+    DM_SCOPED("ld.acquire", u32, "r", ".global.u32 %0, [%1];")
+}
+template <Scope kScope>
+DM_DEVICE u64 load_acquire(const u64* p) {
+    u64 value;
+    DM_SCOPED("ld.acquire", u64, "l", ".global.u64 %0, [%1];")
+}
+template <Scope kScope>
+DM_DEVICE u32 load_relaxed(const u32* p) {
+    u32 value;
+    DM_SCOPED("ld.relaxed", u32, "r", ".global.u32 %0, [%1];")
+}
+template <Scope kScope>
+DM_DEVICE u64 load_relaxed(const u64* p) {
+    u64 value;
+    DM_SCOPED("ld.relaxed", u64, "l", ".global.u64 %0, [%1];")
+}
+#undef DM_SCOPED
+
+DM_DEVICE void store_release_sys(u32* p, u32 value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+DM_DEVICE void store_release_sys(u64* p, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
+DM_DEVICE void store_relaxed_sys(u64* p, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
+
+// Atomic read-modify-write of global memory; returns the old value.
+DM_DEVICE u32 atomic_add_relaxed_gpu(u32* p, u32 value) {
+    u32 old;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(value) : "memory");
+    return old;
+}
+template <Scope kScope>
+DM_DEVICE u32 atomic_add_acq_rel(u32* p, u32 value) {
+    u32 old;
+    if constexpr (kScope == Scope::Gpu)
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(value) : "memory");
+    else
+        asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(value) : "memory");
+    return old;
+}
+DM_DEVICE u64 atomic_cas_relaxed_sys(u64* p, u64 expected, u64 desired) {
+    u64 old;
+    asm volatile("atom.relaxed.sys.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(expected), "l"(desired)
+                 : "memory");
+    return old;
+}
+// Adds without returning; everything this thread did or observed before is visible with it.
+DM_DEVICE void add_release_gpu(u32* p, u32 value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+// Orders this thread's generic accesses before its later async-proxy ones (bulk copies, TMA, wgmma), both ways.
+DM_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+}  // namespace deep_moe::hw

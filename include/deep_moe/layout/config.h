@@ -1,0 +1,88 @@
+// MegaMoeConfig: the JIT key, the kernel's only template argument and the host's plan, in one struct.
+//
+// Every size in this project (buffer fields, shared memory, tensor maps, trip counts) is a constexpr
+// function of it, in this folder. A size written anywhere else is a bug.
+#pragma once
+
+#include "deep_moe/base/common.h"
+
+namespace deep_moe {
+
+enum class MmaType : u32 { Fp8xFp8 = 0 };
+enum class Activation : u32 { SwiGLU = 0 };
+
+constexpr u32 kMaxRanks = 72;
+constexpr u32 kMaxExperts = 1024;
+constexpr u32 kMaxTopk = 16;
+constexpr u32 kBlockK = 128;         // bytes (e4m3 elements) of K per pipeline stage = one scale group
+constexpr u32 kBlockN = 256;         // weight rows of a tile; an L1 tile is 128 gate and 128 up rows
+constexpr u32 kScaleGroup = 128;     // channels that share an activation scale, rows and columns of a weight scale
+constexpr u32 kInterleave = 8;       // gate and up rows alternate in groups of 8 (one wgmma accumulator chunk)
+constexpr u32 kMinBlockM = 64;
+constexpr u32 kNumMathWarpgroups = 2;
+constexpr u32 kNumMathWarps = kNumMathWarpgroups * 4;
+constexpr u32 kNumThreads = kWarpgroupSize * (1 + kNumMathWarpgroups);
+constexpr u32 kNumDispatchWarps = 2;
+
+struct MegaMoeConfig {
+    // Geometry: equal for all ranks and for all variants of one symmetric buffer.
+    u32 num_ranks = 1;
+    u32 num_experts = 8;             // of all ranks together
+    u32 num_topk = 2;
+    u32 hidden = 512;
+    u32 intermediate = 256;
+    u32 max_tokens_per_rank = 64;
+    u32 ring_rows = 1024;            // rows of the activation pools (a ring of row blocks); multiple of 128
+    MmaType mma_type = MmaType::Fp8xFp8;
+    Activation activation = Activation::SwiGLU;
+
+    // Variant: follows from `num_tokens_bound`, which is equal on all ranks.
+    u32 bound_class = 0;             // index into the published list of bounds; travels with the counts
+    u32 block_m = 64;                // rows of a tile: 64 (the warpgroups split N) or 128 (they split M)
+    u32 lag_blocks = 4;              // how many row blocks L2 starts behind L1
+    u32 unit_blocks = 4;             // consecutive row blocks of an expert that share weight tiles in L2 cache
+
+    constexpr bool operator==(const MegaMoeConfig&) const = default;
+
+    constexpr u32 experts_per_rank() const { return num_experts / num_ranks; }
+    constexpr u32 l1_k_blocks() const { return ceil_div(hidden, kBlockK); }
+    constexpr u32 l2_k_blocks() const { return ceil_div(intermediate, kBlockK); }
+    constexpr u32 l1_n_tiles() const { return ceil_div(2 * intermediate, kBlockN); }
+    constexpr u32 l2_n_tiles() const { return ceil_div(hidden, kBlockN); }
+    constexpr u32 padded_intermediate() const { return align_up(intermediate, kScaleGroup); }
+
+    // Ranks may route everything, duplicates included, to one owner.
+    constexpr u64 max_recv_rows() const { return u64(num_ranks) * max_tokens_per_rank * num_topk; }
+    constexpr u32 max_blocks_of(u32 rows_per_block) const {
+        return u32(max_recv_rows() / rows_per_block) + experts_per_rank();
+    }
+    constexpr u32 max_blocks() const { return max_blocks_of(kMinBlockM); }
+    constexpr u32 ring_blocks() const { return ring_rows / block_m; }
+
+    // A warpgroup's part of the tile is 64 rows by this many columns.
+    constexpr u32 warpgroup_n() const { return block_m == 64 ? kBlockN / 2 : kBlockN; }
+    constexpr u32 math_registers() const { return block_m == 64 ? 184 : 224; }
+    constexpr u32 aux_registers() const { return block_m == 64 ? 136 : 56; }
+};
+
+// The first rule that a configuration breaks, or nullptr. Python turns it into a ValueError.
+constexpr const char* config_error(const MegaMoeConfig& c) {
+    if (c.num_ranks < 1 || c.num_ranks > kMaxRanks) return "num_ranks must be in 1..72";
+    if (c.num_experts < 1 || c.num_experts > kMaxExperts) return "num_experts must be in 1..1024";
+    if (c.num_experts % c.num_ranks != 0) return "num_experts must be divisible by num_ranks";
+    if (c.num_topk < 1 || c.num_topk > kMaxTopk) return "num_topk must be in 1..16";
+    if (c.hidden < 64 || c.hidden % 64 != 0) return "hidden must be a positive multiple of 64";
+    if (c.hidden > 16384) return "hidden must be at most 16384";
+    if (c.intermediate < 16 || c.intermediate % 16 != 0) return "intermediate must be a positive multiple of 16";
+    if (c.max_tokens_per_rank < 1) return "max_tokens_per_rank must be at least 1";
+    if (c.max_recv_rows() > 0x7fffffffull) return "num_ranks * max_tokens_per_rank * num_topk must be below 2^31";
+    if (c.block_m != 64 && c.block_m != 128) return "block_m must be 64 or 128";
+    if (c.ring_rows == 0 || c.ring_rows % 128 != 0) return "ring_rows must be a positive multiple of 128";
+    if (c.lag_blocks < 1 || c.unit_blocks < 1) return "lag_blocks and unit_blocks must be at least 1";
+    // Order argument of the ring (sched/task_order.h): L1 is never more than lag + unit - 1 blocks ahead of L2.
+    if (c.ring_blocks() < c.lag_blocks + c.unit_blocks && c.ring_blocks() < c.max_blocks_of(c.block_m))
+        return "the ring must hold lag_blocks + unit_blocks row blocks";
+    return nullptr;
+}
+
+}  // namespace deep_moe

@@ -1,0 +1,78 @@
+// Shared memory of one CTA: one list of fields, and the number of pipeline stages that fit.
+#pragma once
+
+#include "deep_moe/layout/config.h"
+#include "deep_moe/layout/fields.h"
+#include "deep_moe/layout/weights.h"
+
+namespace deep_moe {
+
+constexpr u32 kMaxSmemBytes = 232448;  // 227 KiB: the most a block may use on SM90 and SM100
+constexpr u32 kTaskDepth = 4;          // tile entries in flight between the scheduler and its readers
+constexpr u32 kRowBuffers = 2;         // rows in flight per dispatch warp
+constexpr u32 kMaxStages = 8;
+
+enum class SmemField : u32 {
+    A,             // [stages][BM][128] activations, 128-byte swizzle
+    B,             // [stages][256][128] weights, 128-byte swizzle
+    SfA,           // f32 [stages][BM]
+    SfB,           // f32 [stages][4]: a weight scale record
+    RowBuffer,     // [dispatch warps][2][H]: rows on their way from a peer to the pool
+    RouteNext,     // u32 [E]: counts, then next positions
+    RoutePrefix,   // u32 [E]
+    ExpertRows,    // u32 [E_local]: rows received per local expert
+    Tasks,         // TileTask [kTaskDepth]
+    Amax,          // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
+    Barriers,      // u64 [kNumBarriers]
+    State,         // u32 [2]: aborted flag, launch epoch
+    kCount
+};
+
+// Barriers, in order: full[stages] empty[stages] task_full[D] task_empty[D] row[warps][2] counts_ready amax
+constexpr u32 kNumFixedBarriers = 2 * kTaskDepth + kNumDispatchWarps * kRowBuffers + 2;
+constexpr u32 num_barriers(u32 stages) { return 2 * stages + kNumFixedBarriers; }
+
+constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, SmemField field) {
+    switch (field) {
+        case SmemField::A: return {"smem_a", Dtype::E4m3, {stages, c.block_m, kBlockK}, 1024};
+        case SmemField::B: return {"smem_b", Dtype::E4m3, {stages, kBlockN, kBlockK}, 1024};
+        case SmemField::SfA: return {"smem_sf_a", Dtype::F32, {stages, c.block_m, 1}, 128};
+        case SmemField::SfB: return {"smem_sf_b", Dtype::F32, {stages, kWeightScaleRecord, 1}, 128};
+        case SmemField::RowBuffer:
+            return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, kRowBuffers, align_up(c.hidden, 128u)}, 128};
+        case SmemField::RouteNext: return {"smem_route_next", Dtype::U32, {c.num_experts, 1, 1}, 16};
+        case SmemField::RoutePrefix: return {"smem_route_prefix", Dtype::U32, {c.num_experts, 1, 1}, 16};
+        case SmemField::ExpertRows: return {"smem_expert_rows", Dtype::U32, {c.experts_per_rank(), 1, 1}, 16};
+        case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
+        case SmemField::Amax: return {"smem_amax", Dtype::F32, {2, kNumMathWarpgroups, 64}, 16};
+        case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {num_barriers(stages), 1, 1}, 16};
+        case SmemField::State: return {"smem_state", Dtype::U32, {2, 1, 1}, 16};
+        default: return {"", Dtype::U8, {0, 1, 1}, 1};
+    }
+}
+
+constexpr u64 smem_bytes_for(const MegaMoeConfig& c, u32 stages) {
+    return field_offset([&](u32 i) { return smem_field_spec_for(c, stages, SmemField(i)); }, u32(SmemField::kCount),
+                        u32(SmemField::kCount), 1024);
+}
+
+// As many stages as fit.
+constexpr u32 num_stages(const MegaMoeConfig& c) {
+    u32 stages = kMaxStages;
+    while (stages > 0 && smem_bytes_for(c, stages) > kMaxSmemBytes) --stages;
+    return stages;
+}
+
+constexpr FieldSpec smem_field_spec(const MegaMoeConfig& c, SmemField field) {
+    return smem_field_spec_for(c, num_stages(c), field);
+}
+
+constexpr u32 smem_offset(const MegaMoeConfig& c, SmemField field) {
+    const u32 stages = num_stages(c);
+    return u32(field_offset([&](u32 i) { return smem_field_spec_for(c, stages, SmemField(i)); }, u32(field),
+                            u32(SmemField::kCount), 1024));
+}
+
+constexpr u32 smem_bytes(const MegaMoeConfig& c) { return smem_offset(c, SmemField::kCount); }
+
+}  // namespace deep_moe
