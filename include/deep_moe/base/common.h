@@ -6,10 +6,12 @@
 #define DM_HOST_DEVICE __host__ __device__ __forceinline__
 #define DM_DEVICE __device__ __forceinline__
 #define DM_UNROLL _Pragma("unroll")
+#define DM_NO_UNROLL _Pragma("unroll 1")
 #else
 #define DM_HOST_DEVICE inline
 #define DM_DEVICE inline __attribute__((always_inline))
 #define DM_UNROLL
+#define DM_NO_UNROLL
 #endif
 
 namespace deep_moe {

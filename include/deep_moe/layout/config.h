@@ -61,8 +61,8 @@ struct MegaMoeConfig {
 
     // A warpgroup's part of the tile is 64 rows by this many columns.
     constexpr u32 warpgroup_n() const { return block_m == 64 ? kBlockN / 2 : kBlockN; }
-    constexpr u32 math_registers() const { return block_m == 64 ? 184 : 224; }
-    constexpr u32 aux_registers() const { return block_m == 64 ? 136 : 56; }
+    constexpr u32 math_registers() const { return block_m == 64 ? 184 : 216; }
+    constexpr u32 aux_registers() const { return block_m == 64 ? 136 : 72; }
 };
 
 // The first rule that a configuration breaks, or nullptr. Python turns it into a ValueError.

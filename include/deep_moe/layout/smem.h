@@ -20,7 +20,8 @@ enum class SmemField : u32 {
     RowBuffer,     // [dispatch warps][2][H]: rows on their way from a peer to the pool
     RouteNext,     // u32 [E]: counts, then next positions
     RoutePrefix,   // u32 [E]
-    ExpertRows,    // u32 [E_local]: rows received per local expert
+    RecvCounts,    // u32 [R][E_local]: rows received per source and local expert
+    ExpertRows,    // u32 [E_local]: their sums over the sources
     Tasks,         // TileTask [kTaskDepth]
     Amax,          // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
     Barriers,      // u64 [kNumBarriers]
@@ -28,9 +29,19 @@ enum class SmemField : u32 {
     kCount
 };
 
-// Barriers, in order: full[stages] empty[stages] task_full[D] task_empty[D] row[warps][2] counts_ready amax
-constexpr u32 kNumFixedBarriers = 2 * kTaskDepth + kNumDispatchWarps * kRowBuffers + 2;
-constexpr u32 num_barriers(u32 stages) { return 2 * stages + kNumFixedBarriers; }
+// The barriers in SmemField::Barriers, by index.
+struct BarrierLayout {
+    u32 stages;
+
+    constexpr u32 full(u32 stage) const { return stage; }
+    constexpr u32 empty(u32 stage) const { return stages + stage; }
+    constexpr u32 task_full(u32 slot) const { return 2 * stages + slot; }
+    constexpr u32 task_empty(u32 slot) const { return 2 * stages + kTaskDepth + slot; }
+    constexpr u32 row(u32 warp, u32 buffer) const { return 2 * stages + 2 * kTaskDepth + warp * kRowBuffers + buffer; }
+    constexpr u32 counts_ready() const { return row(kNumDispatchWarps, 0); }
+    constexpr u32 amax() const { return counts_ready() + 1; }
+    constexpr u32 count() const { return amax() + 1; }
+};
 
 constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, SmemField field) {
     switch (field) {
@@ -42,10 +53,12 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, Smem
             return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, kRowBuffers, align_up(c.hidden, 128u)}, 128};
         case SmemField::RouteNext: return {"smem_route_next", Dtype::U32, {c.num_experts, 1, 1}, 16};
         case SmemField::RoutePrefix: return {"smem_route_prefix", Dtype::U32, {c.num_experts, 1, 1}, 16};
+        case SmemField::RecvCounts:
+            return {"smem_recv_counts", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
         case SmemField::ExpertRows: return {"smem_expert_rows", Dtype::U32, {c.experts_per_rank(), 1, 1}, 16};
         case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
         case SmemField::Amax: return {"smem_amax", Dtype::F32, {2, kNumMathWarpgroups, 64}, 16};
-        case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {num_barriers(stages), 1, 1}, 16};
+        case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {BarrierLayout{stages}.count(), 1, 1}, 16};
         case SmemField::State: return {"smem_state", Dtype::U32, {2, 1, 1}, 16};
         default: return {"", Dtype::U8, {0, 1, 1}, 1};
     }

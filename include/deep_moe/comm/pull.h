@@ -1,0 +1,184 @@
+// Pulling rows: the owner copies every row it was sent from the source's staged input into the ring pool.
+//
+// Rows are numbered through the local experts in ascending order; within an expert, source by source, starting with
+// this rank, so that at any time different owners pull from different sources. Dispatch warp w of the grid takes rows
+// w, w + warps, ...: early blocks are complete first. Two rows are in flight per warp: one arriving in shared memory
+// while the other is stored. A row is published before the warp waits for the ring slot of the next one: otherwise the
+// tile that must free the slot could wait for that row.
+#pragma once
+
+#include "deep_moe/comm/wait.h"
+
+namespace deep_moe {
+
+struct PulledRow {
+    u32 source;
+    u32 entry;         // token * K + slot at the source
+    u32 block;
+    u32 row_in_block;
+};
+
+// Finds the source of a row. Lane i holds the counts of the i-th source in this rank's order.
+template <MegaMoeConfig kConfig>
+class RowCursor {
+public:
+    DM_DEVICE explicit RowCursor(const Context<kConfig>& ctx) : ctx_(ctx) {
+        DM_UNROLL
+        for (u32 j = 0; j < kGroups; ++j) list_base_[j] = source_rows_[j] = 0;
+        expert_rows_ = 0;
+        expert_ = ~0u;
+    }
+
+    // Moves to row `row` (ascending). Warp-collective. False past the last row.
+    DM_DEVICE bool seek(u32 row) {
+        while (row >= first_row_ + expert_rows_) {
+            if (expert_ + 1 == kConfig.experts_per_rank()) return false;
+            enter_next_expert();
+        }
+        position_ = row - first_row_;
+        return true;
+    }
+
+    // Warp-collective.
+    DM_DEVICE PulledRow locate() const {
+        u32 below = 0;
+        PulledRow row{};
+        bool found = false;
+        DM_UNROLL
+        for (u32 j = 0; j < kGroups; ++j) {
+            u32 end = source_rows_[j];
+            for (u32 delta = 1; delta < kWarpSize; delta *= 2) {
+                const u32 lower = hw::shfl_up(end, delta);
+                if (hw::lane_idx() >= delta) end += lower;
+            }
+            end += below;
+            const u32 behind = hw::ballot(position_ < end);
+            if (!found && behind != 0) {
+                found = true;
+                const u32 lane = hw::lowest_bit(behind);
+                const u32 index = list_base_[j] + position_ - (end - source_rows_[j]);
+                row.source = source_of(j * kWarpSize + lane);
+                row.entry = hw::shfl(index, lane);
+            }
+            below = hw::shfl(end, kWarpSize - 1);
+        }
+        row.entry = hw::load(ctx_.template own<BufferField::SourceLists>() + row.source * u64(kSegment) + row.entry);
+        row.block = first_block_ + position_ / kConfig.block_m;
+        row.row_in_block = position_ % kConfig.block_m;
+        return row;
+    }
+
+private:
+    static constexpr u32 kGroups = ceil_div(kConfig.num_ranks, kWarpSize);
+    static constexpr u32 kSegment = kConfig.max_tokens_per_rank * kConfig.num_topk;
+
+    DM_DEVICE u32 source_of(u32 i) const { return (ctx_.params.rank + i) % kConfig.num_ranks; }
+
+    DM_DEVICE void enter_next_expert() {
+        first_row_ += expert_rows_;
+        first_block_ += ceil_div(expert_rows_, kConfig.block_m);
+        ++expert_;
+        expert_rows_ = hw::load_shared(ctx_.template shared<SmemField::ExpertRows, u32>() + expert_);
+        const u32* counts = ctx_.template shared<SmemField::RecvCounts, u32>() + expert_;
+        DM_UNROLL
+        for (u32 j = 0; j < kGroups; ++j) {
+            const u32 i = j * kWarpSize + hw::lane_idx();
+            list_base_[j] += source_rows_[j];
+            source_rows_[j] =
+                i < kConfig.num_ranks ? hw::load_shared(counts + source_of(i) * kConfig.experts_per_rank()) : 0;
+        }
+    }
+
+    const Context<kConfig>& ctx_;
+    u32 expert_, expert_rows_;
+    u32 first_row_ = 0, first_block_ = 0;
+    u32 position_ = 0;
+    u32 source_rows_[kGroups], list_base_[kGroups];
+};
+
+template <MegaMoeConfig kConfig>
+struct Pull {
+    // Both dispatch warps of every CTA; `warp` counts them within the CTA. False when the launch is to be abandoned.
+    static DM_DEVICE bool run(const Context<kConfig>& ctx, u32 warp) {
+        hw::fence_proxy_async();  // peers staged their rows with ordinary stores; bulk copies read them
+        const u32 stride = hw::grid_dim() * kNumDispatchWarps;
+        RowCursor<kConfig> cursor(ctx);
+        PulledRow row{};
+        u32 requested = 0;  // the n-th row uses buffer n % 2; its barrier is in its (n / 2)-th phase
+        for (u32 i = hw::block_idx() * kNumDispatchWarps + warp; cursor.seek(i); i += stride) {
+            const PulledRow next = cursor.locate();
+            request(ctx, next, warp, requested % kRowBuffers);
+            if (requested > 0 && !deliver(ctx, row, warp, requested - 1)) return false;
+            row = next;
+            ++requested;
+        }
+        return requested == 0 || deliver(ctx, row, warp, requested - 1);
+    }
+
+private:
+    static DM_DEVICE u8* row_buffer(const Context<kConfig>& ctx, u32 warp, u32 buffer) {
+        return ctx.template shared<SmemField::RowBuffer, u8>() +
+               (warp * kRowBuffers + buffer) * align_up(kConfig.hidden, 128u);
+    }
+
+    static DM_DEVICE void request(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 buffer) {
+        if (hw::lane_idx() != 0) return;
+        u64* barrier = ctx.barrier(ctx.barriers().row(warp, buffer));
+        const u8* x = ctx.template peer<BufferField::X>(row.source) + row.entry / kConfig.num_topk * u64(kConfig.hidden);
+        hw::mbarrier_arrive_expect_tx(barrier, kConfig.hidden);
+        hw::bulk_load(row_buffer(ctx, warp, buffer), x, kConfig.hidden, barrier);
+    }
+
+    // Stores the row, its scales and its meta data into the pool and publishes it.
+    static DM_DEVICE bool deliver(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 request) {
+        constexpr u32 kKBlocks = kConfig.l1_k_blocks();
+        constexpr u32 kScalesPerLane = ceil_div(kKBlocks, kWarpSize);
+        const u32 token = row.entry / kConfig.num_topk, slot = row.entry % kConfig.num_topk;
+        const float* x_sf = ctx.template peer<BufferField::XSf>(row.source) + token * u64(kKBlocks);
+        float scales[kScalesPerLane];
+        DM_UNROLL
+        for (u32 j = 0; j < kScalesPerLane; ++j) {
+            const u32 kb = j * kWarpSize + hw::lane_idx();
+            scales[j] = kb < kKBlocks ? hw::load(x_sf + kb) : 0.0f;
+        }
+
+        if (!wait_ring_slot(ctx, row.block)) return false;
+        const u32 ring_slot = row.block % kConfig.ring_blocks();
+        const u32 pool_row = ring_slot * kConfig.block_m + row.row_in_block;
+        if (hw::lane_idx() == 0) {
+            const u32 buffer = request % kRowBuffers;
+            wait_barrier(ctx, ctx.barriers().row(warp, buffer), request / kRowBuffers % 2);
+            hw::bulk_store(ctx.template own<BufferField::L1Pool>() + pool_row * u64(kConfig.hidden),
+                           row_buffer(ctx, warp, buffer), kConfig.hidden);
+            hw::bulk_commit();
+            const float weight = hw::load(ctx.template peer<BufferField::TopkWeights>(row.source) + row.entry);
+            hw::store(ctx.template own<BufferField::RowMeta>() + pool_row,
+                      RowMeta{row.source, slot * kConfig.max_tokens_per_rank + token, weight, 0});
+        }
+        float* pool_sf = ctx.template own<BufferField::L1PoolSf>() + u64(ring_slot) * kKBlocks * kConfig.block_m;
+        DM_UNROLL
+        for (u32 j = 0; j < kScalesPerLane; ++j) {
+            const u32 kb = j * kWarpSize + hw::lane_idx();
+            if (kb < kKBlocks) hw::store(pool_sf + kb * kConfig.block_m + row.row_in_block, scales[j]);
+        }
+        if (hw::lane_idx() == 0) hw::bulk_wait<0>();
+        hw::sync_warp();
+        if (hw::lane_idx() == 0) hw::add_release_gpu(ctx.template block_counters<BufferField::RowsArrived>() + row.block, 1);
+        return true;
+    }
+
+    // The block that held this ring slot before has been read for the last time.
+    static DM_DEVICE bool wait_ring_slot(const Context<kConfig>& ctx, u32 block) {
+        if (block < kConfig.ring_blocks()) return true;
+        const u32 previous = block - kConfig.ring_blocks();
+        bool ok = true;
+        if (hw::lane_idx() == 0)
+            ok = wait_word<hw::Scope::Gpu>(ctx, WaitSite::RingSlot, previous,
+                                           ctx.template block_counters<BufferField::L2Done>() + previous,
+                                           [](u32 n) { return n == kConfig.l2_n_tiles() * kNumMathWarps; });
+        hw::sync_warp();
+        return hw::all_lanes(ok);
+    }
+};
+
+}  // namespace deep_moe

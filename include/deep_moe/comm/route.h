@@ -1,0 +1,146 @@
+// Telling the owners what will come: each rank counts the rows it sends to every expert, writes the list of rows into
+// its segment of every owner's SourceLists, ordered by local expert, and then raises its flag there.
+//
+// One warp of each of the first `parts` CTAs takes a stripe of the (token, slot) entries. Any routing fits: a segment
+// holds as many entries as a rank can have, duplicates included.
+#pragma once
+
+#include "deep_moe/comm/wait.h"
+
+namespace deep_moe {
+
+constexpr u32 kMinEntriesPerPart = 256;  // below this another CTA costs more than it saves
+
+template <MegaMoeConfig kConfig>
+struct Route {
+    static constexpr u32 kExperts = kConfig.num_experts;
+    static constexpr u32 kLocal = kConfig.experts_per_rank();
+    static constexpr u32 kSegment = kConfig.max_tokens_per_rank * kConfig.num_topk;
+
+    // Warp-collective. False when the launch is to be abandoned.
+    static DM_DEVICE bool run(const Context<kConfig>& ctx) {
+        BufferHeader* header = ctx.template own<BufferField::Header>();
+        const u32 entries = num_tokens(ctx) * kConfig.num_topk;
+        const u32 parts = max_of(1u, min_of(hw::grid_dim(), ceil_div(entries, kMinEntriesPerPart)));
+        if (hw::block_idx() >= parts) return true;
+        const u32 stripe = ceil_div(entries, parts);
+        const u32 begin = min_of(hw::block_idx() * stripe, entries);
+        const u32 end = min_of(begin + stripe, entries);
+
+        count(ctx, begin, end);
+        if (!meet(ctx, &header->count_arrivals, parts)) return false;
+        place(ctx);
+        write_lists(ctx, begin, end);
+        hw::sync_warp();
+        u32 arrived = 0;
+        if (hw::lane_idx() == 0) arrived = hw::atomic_add_acq_rel<hw::Scope::Sys>(&header->list_arrivals, 1);
+        if (hw::shfl(arrived, 0) == parts - 1) announce(ctx);
+        return true;
+    }
+
+    static DM_DEVICE u32 num_tokens(const Context<kConfig>& ctx) {
+        const i32 count = hw::load(&ctx.template own<BufferField::Header>()->num_tokens);
+        return min_of(u32(max_of(count, 0)), kConfig.max_tokens_per_rank);
+    }
+
+    // Expert of an entry, or kExperts for none.
+    static DM_DEVICE u32 expert_of(const Context<kConfig>& ctx, u32 entry) {
+        return min_of(u32(hw::load(ctx.template own<BufferField::TopkIdx>() + entry)), kExperts);
+    }
+
+private:
+    // Counts the stripe and reserves its places: `next` is then this CTA's first place within each expert.
+    static DM_DEVICE void count(const Context<kConfig>& ctx, u32 begin, u32 end) {
+        u32* next = ctx.template shared<SmemField::RouteNext, u32>();
+        DM_NO_UNROLL
+        for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) hw::store_shared(next + e, 0u);
+        hw::sync_warp();
+        DM_NO_UNROLL
+        for (u32 i = begin + hw::lane_idx(); i < end; i += kWarpSize) {
+            const u32 expert = expert_of(ctx, i);
+            if (expert < kExperts) hw::atomic_add_shared(next + expert, 1);
+        }
+        hw::sync_warp();
+        u32* send_counts = ctx.template own<BufferField::SendCounts>();
+        DM_NO_UNROLL
+        for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) {
+            const u32 rows = hw::load_shared(next + e);
+            if (rows != 0) hw::store_shared(next + e, hw::atomic_add_relaxed_gpu(send_counts + e, rows));
+        }
+        hw::sync_warp();
+    }
+
+    // All `parts` CTAs have arrived.
+    static DM_DEVICE bool meet(const Context<kConfig>& ctx, u32* arrivals, u32 parts) {
+        bool ok = true;
+        if (hw::lane_idx() == 0) {
+            hw::atomic_add_acq_rel<hw::Scope::Gpu>(arrivals, 1);
+            ok = wait_word<hw::Scope::Gpu>(ctx, WaitSite::RouteCounts, 0, arrivals, [&](u32 n) { return n == parts; });
+        }
+        hw::sync_warp();
+        return hw::all_lanes(ok);
+    }
+
+    // Turns places within an expert into places within the owner's segment.
+    static DM_DEVICE void place(const Context<kConfig>& ctx) {
+        u32* next = ctx.template shared<SmemField::RouteNext, u32>();
+        u32* prefix = ctx.template shared<SmemField::RoutePrefix, u32>();
+        const u32* send_counts = ctx.template own<BufferField::SendCounts>();
+        u32 total = 0;
+        DM_NO_UNROLL
+        for (u32 base = 0; base < kExperts; base += kWarpSize) {
+            const u32 e = base + hw::lane_idx();
+            const u32 rows = e < kExperts ? hw::load_relaxed<hw::Scope::Gpu>(send_counts + e) : 0;
+            u32 sum = rows;
+            for (u32 delta = 1; delta < kWarpSize; delta *= 2) {
+                const u32 below = hw::shfl_up(sum, delta);
+                if (hw::lane_idx() >= delta) sum += below;
+            }
+            if (e < kExperts) hw::store_shared(prefix + e, total + sum - rows);
+            total += hw::shfl(sum, kWarpSize - 1);
+        }
+        hw::sync_warp();
+        DM_NO_UNROLL
+        for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) {
+            const u32 first = hw::load_shared(prefix + e / kLocal * kLocal);
+            hw::store_shared(next + e, hw::load_shared(next + e) + hw::load_shared(prefix + e) - first);
+        }
+        hw::sync_warp();
+    }
+
+    static DM_DEVICE void write_lists(const Context<kConfig>& ctx, u32 begin, u32 end) {
+        u32* next = ctx.template shared<SmemField::RouteNext, u32>();
+        DM_NO_UNROLL
+        for (u32 i = begin + hw::lane_idx(); i < end; i += kWarpSize) {
+            const u32 expert = expert_of(ctx, i);
+            if (expert == kExperts) continue;
+            u32* segment = ctx.template peer<BufferField::SourceLists>(expert / kLocal) + ctx.params.rank * u64(kSegment);
+            hw::store(segment + hw::atomic_add_shared(next + expert, 1), i);
+        }
+    }
+
+    // The last CTA: counts, then flags. Everybody has read send_counts, so it is cleared for the next launch.
+    static DM_DEVICE void announce(const Context<kConfig>& ctx) {
+        BufferHeader* header = ctx.template own<BufferField::Header>();
+        u32* send_counts = ctx.template own<BufferField::SendCounts>();
+        const u32 rank = ctx.params.rank;
+        hw::sync_warp();
+        DM_NO_UNROLL
+        for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) {
+            u32* recv_counts = ctx.template peer<BufferField::RecvCounts>(e / kLocal) + rank * kLocal;
+            hw::store(recv_counts + e % kLocal, hw::load_relaxed<hw::Scope::Gpu>(send_counts + e));
+            hw::store(send_counts + e, 0u);
+        }
+        if (hw::lane_idx() == 0) {
+            hw::store(&header->count_arrivals, 0u);
+            hw::store(&header->list_arrivals, 0u);
+        }
+        hw::sync_warp();
+        const u64 flag = u64(ctx.epoch()) << 32 | kConfig.bound_class;
+        DM_NO_UNROLL
+        for (u32 owner = hw::lane_idx(); owner < kConfig.num_ranks; owner += kWarpSize)
+            hw::store_release_sys(ctx.template peer<BufferField::CountFlags>(owner) + rank, flag);
+    }
+};
+
+}  // namespace deep_moe

@@ -1,0 +1,53 @@
+// End of an L2 tile: rows rounded to bf16 and stored straight into the combine slots of their source ranks.
+#pragma once
+
+#include "deep_moe/epi/accumulator.h"
+#include "deep_moe/epi/quad.h"
+
+namespace deep_moe {
+
+template <MegaMoeConfig kConfig>
+struct Scatter {
+    static constexpr u32 kGroupColumns = 32;  // four chunks of 8: one 16-byte store per lane
+    static constexpr u32 kGroups = kPieceN / kGroupColumns;
+
+    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
+                              const Accumulator<kConfig>& acc, bool writes) {
+        const RowMeta* meta = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r) {
+            const bool valid = writes && tile.row(r) < task.rows;
+            u16* row = nullptr;
+            if (valid) {
+                const RowMeta target = hw::load(meta + tile.row(r));
+                row = ctx.template peer<BufferField::CombineSlots>(target.source_rank) +
+                      target.slot_row * u64(kConfig.hidden);
+            }
+            store_row(task, tile, acc, r, row);
+        }
+    }
+
+private:
+    // `row` is nullptr where nothing is to be stored; the shuffles need every lane.
+    static DM_DEVICE void store_row(const TileTask& task, const ThreadTile<kConfig>& tile,
+                                    const Accumulator<kConfig>& acc, u32 r, u16* row) {
+        DM_UNROLL
+        for (u32 p = 0; p < Accumulator<kConfig>::kPieces; ++p)
+            DM_UNROLL
+            for (u32 g = 0; g < kGroups; ++g) {
+                u32 packed[4];
+                DM_UNROLL
+                for (u32 c = 0; c < 4; ++c) {
+                    const float* v = acc.sum[p] + (g * 4 + c) * 4 + r * 2;
+                    packed[c] = hw::pack_bf16x2(v[0], v[1]);
+                }
+                transpose_quad(packed);
+                const u32 column = task.n_tile * kBlockN + tile.piece_column(p) + g * kGroupColumns;
+                if (row != nullptr && column < kConfig.hidden)
+                    hw::store(reinterpret_cast<Vec16*>(row + column + tile.quad_lane * 8),
+                              Vec16{{packed[0], packed[1], packed[2], packed[3]}});
+            }
+    }
+};
+
+}  // namespace deep_moe

@@ -1,0 +1,117 @@
+// End of an L1 tile: SwiGLU, top-k weight, requantisation to e4m3 with one scale per row and 128 channels, store.
+//
+// Gate and up rows of the weights alternate by 8, so chunk 2j of the accumulator holds 8 gate channels and chunk 2j + 1
+// the same 8 up channels, in the same thread. The 256 columns of a tile are one group of 128 channels; when the
+// warpgroups split the columns they exchange their maxima through shared memory.
+#pragma once
+
+#include "deep_moe/comm/wait.h"
+#include "deep_moe/epi/accumulator.h"
+#include "deep_moe/epi/quad.h"
+#include "deep_moe/epi/quantise.h"
+
+namespace deep_moe {
+
+// NaN stays NaN. `clamp` is +inf for none.
+DM_DEVICE float swiglu(float gate, float up, float clamp) {
+    constexpr float kLog2e = 1.4426950408889634f;
+    gate = gate > clamp ? clamp : gate;
+    up = up > clamp ? clamp : up;
+    up = up < -clamp ? -clamp : up;
+    const float sigmoid = hw::rcp_approx(hw::add(1.0f, hw::exp2_approx(hw::mul(gate, -kLog2e))));
+    return hw::mul(hw::mul(gate, sigmoid), up);
+}
+
+template <MegaMoeConfig kConfig>
+struct SwigluQuantise {
+    static constexpr u32 kPieces = Accumulator<kConfig>::kPieces;
+    static constexpr u32 kValues = kPieceRegisters / 2;  // activated values of a thread in one piece
+
+    // Collective over the math warps. `exchanges` counts the tiles so far (all math warps agree).
+    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
+                              Accumulator<kConfig>& acc, u32 math_warp, u32& exchanges) {
+        const bool writes = !warp_aborted(ctx);
+        const RowMeta* meta = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
+        float weight[2], amax[2];
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r)
+            weight[r] = tile.row(r) < task.rows ? hw::load(&meta[tile.row(r)].weight) : 0.0f;
+        activate(acc, weight, ctx.params.activation_clamp, amax);
+        if constexpr (ThreadTile<kConfig>::kSplitColumns) exchange(ctx, tile, amax, math_warp, exchanges);
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r) {
+            const GroupScale scale = group_scale(amax[r]);
+            store_row(ctx, task, tile, acc, r, scale, writes && tile.row(r) < task.rows);
+        }
+    }
+
+    // One look at the flag per warp.
+    static DM_DEVICE bool warp_aborted(const Context<kConfig>& ctx) {
+        const bool aborted = hw::lane_idx() == 0 && ctx.aborted();
+        return hw::ballot(aborted) != 0;
+    }
+
+private:
+    // Replaces the accumulators by activated values (the first half of each piece) and finds the rows' maxima.
+    static DM_DEVICE void activate(Accumulator<kConfig>& acc, const float (&weight)[2], float clamp, float (&amax)[2]) {
+        amax[0] = amax[1] = 0.0f;
+        DM_UNROLL
+        for (u32 p = 0; p < kPieces; ++p)
+            DM_UNROLL
+            for (u32 i = 0; i < kValues; ++i) {
+                const u32 gate = i / 4 * 8 + i % 4, row = i / 2 % 2;
+                const float value = hw::mul(swiglu(acc.sum[p][gate], acc.sum[p][gate + 4], clamp), weight[row]);
+                acc.sum[p][i] = value;
+                amax[row] = hw::max(amax[row], hw::abs(value));
+            }
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r)
+            for (u32 mask = 1; mask <= 2; mask *= 2) amax[r] = hw::max(amax[r], hw::shfl_xor(amax[r], mask));
+    }
+
+    // Joins the maxima of the two warpgroups. Two banks: a warpgroup may be one tile ahead of a reader.
+    static DM_DEVICE void exchange(const Context<kConfig>& ctx, const ThreadTile<kConfig>& tile, float (&amax)[2],
+                                   u32 /*math_warp*/, u32& exchanges) {
+        float* bank = ctx.template shared<SmemField::Amax, float>() + exchanges % 2 * (kNumMathWarpgroups * 64);
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r)
+            if (tile.quad_lane == 0) hw::store_shared(bank + tile.warpgroup * 64 + tile.row(r), amax[r]);
+        hw::sync_warp();
+        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().amax()));
+        wait_barrier(ctx, ctx.barriers().amax(), exchanges % 2);
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r)
+            amax[r] = hw::max(amax[r], hw::load_shared(bank + (tile.warpgroup ^ 1) * 64 + tile.row(r)));
+        ++exchanges;
+    }
+
+    static DM_DEVICE void store_row(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
+                                    const Accumulator<kConfig>& acc, u32 r, const GroupScale& scale, bool writes) {
+        const u32 pool_row = task.ring_slot * kConfig.block_m + tile.row(r);
+        u8* row = ctx.template own<BufferField::L2Pool>() + pool_row * u64(kConfig.padded_intermediate()) +
+                  task.n_tile * kScaleGroup;
+        DM_UNROLL
+        for (u32 p = 0; p < kPieces; ++p) {
+            u32 packed[4];  // chunk pairs 2j (low half) and 2j + 1 (high half)
+            DM_UNROLL
+            for (u32 j = 0; j < 4; ++j) {
+                const float* v = acc.sum[p] + j * 8 + r * 2;
+                packed[j] = hw::pack_e4m3x2(hw::mul(v[0], scale.inverse), hw::mul(v[1], scale.inverse)) |
+                            hw::pack_e4m3x2(hw::mul(v[4], scale.inverse), hw::mul(v[5], scale.inverse)) << 16;
+            }
+            transpose_quad(packed);
+            const Vec16 bytes{{hw::byte_permute(packed[0], packed[1], 0x5410), hw::byte_permute(packed[2], packed[3], 0x5410),
+                               hw::byte_permute(packed[0], packed[1], 0x7632), hw::byte_permute(packed[2], packed[3], 0x7632)}};
+            const u32 channel = tile.piece_column(p) / 2 + tile.quad_lane * 16;
+            if (writes) hw::store(reinterpret_cast<Vec16*>(row + channel), bytes);
+        }
+        const bool writes_scale = !ThreadTile<kConfig>::kSplitColumns || tile.warpgroup == 0;
+        if (writes && writes_scale && tile.quad_lane == 0) {
+            float* sf = ctx.template own<BufferField::L2PoolSf>() +
+                        (u64(task.ring_slot) * kConfig.l2_k_blocks() + task.n_tile) * kConfig.block_m;
+            hw::store(sf + tile.row(r), scale.sf);
+        }
+    }
+};
+
+}  // namespace deep_moe

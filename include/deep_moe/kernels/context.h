@@ -1,0 +1,106 @@
+// What every role of a CTA needs to find: parameters, its own and its peers' buffer fields, shared memory, barriers.
+#pragma once
+
+#include "deep_moe/hw/hw.h"
+#include "deep_moe/layout/params.h"
+#include "deep_moe/layout/smem.h"
+#include "deep_moe/sched/task_order.h"
+
+namespace deep_moe {
+
+template <BufferField kField>
+struct BufferFieldType;
+#define DM_FIELD_TYPE(field, type)               \
+    template <>                                  \
+    struct BufferFieldType<BufferField::field> { \
+        using Type = type;                       \
+    };
+DM_FIELD_TYPE(Header, BufferHeader)
+DM_FIELD_TYPE(CountFlags, u64)
+DM_FIELD_TYPE(DoneFlags, u32)
+DM_FIELD_TYPE(SendCounts, u32)
+DM_FIELD_TYPE(RecvCounts, u32)
+DM_FIELD_TYPE(SourceLists, u32)
+DM_FIELD_TYPE(RowsArrived, u32)
+DM_FIELD_TYPE(L1Done, u32)
+DM_FIELD_TYPE(L2Done, u32)
+DM_FIELD_TYPE(X, u8)
+DM_FIELD_TYPE(XSf, float)
+DM_FIELD_TYPE(TopkIdx, i32)
+DM_FIELD_TYPE(TopkWeights, float)
+DM_FIELD_TYPE(L1Pool, u8)
+DM_FIELD_TYPE(L1PoolSf, float)
+DM_FIELD_TYPE(RowMeta, RowMeta)
+DM_FIELD_TYPE(L2Pool, u8)
+DM_FIELD_TYPE(L2PoolSf, float)
+DM_FIELD_TYPE(CombineSlots, u16)
+#undef DM_FIELD_TYPE
+
+template <MegaMoeConfig kConfig, BufferField kField>
+DM_DEVICE auto* buffer_field(u8* base) {
+    constexpr u64 kOffset = buffer_offset(kConfig, kField);
+    return reinterpret_cast<typename BufferFieldType<kField>::Type*>(base + kOffset);
+}
+
+template <MegaMoeConfig kConfig>
+struct Context {
+    static constexpr u32 kStages = num_stages(kConfig);
+    DM_DEVICE static constexpr BarrierLayout barriers() { return BarrierLayout{kStages}; }
+    static_assert(config_error(kConfig) == nullptr && kStages >= 2);
+
+    const MegaMoeParams& params;
+    const MegaMoeTensorMaps& maps;
+    u8* smem;
+
+    DM_DEVICE Context(const MegaMoeParams& p, const MegaMoeTensorMaps& m)
+        : params(p), maps(m), smem(hw::shared_memory()) {}
+
+    template <BufferField kField>
+    DM_DEVICE auto* own() const {
+        return buffer_field<kConfig, kField>(params.peers[params.rank]);
+    }
+    template <BufferField kField>
+    DM_DEVICE auto* peer(u32 rank) const {
+        return buffer_field<kConfig, kField>(params.peers[rank]);
+    }
+    template <SmemField kField, typename T>
+    DM_DEVICE T* shared() const {
+        constexpr u32 kOffset = smem_offset(kConfig, kField);
+        return reinterpret_cast<T*>(smem + kOffset);
+    }
+    DM_DEVICE u64* barrier(u32 index) const { return shared<SmemField::Barriers, u64>() + index; }
+    DM_DEVICE const TensorMap* map(MapIndex index) const { return &maps.maps[u32(index)]; }
+
+    // Epoch of this launch, read once before the roles part.
+    DM_DEVICE u32 epoch() const { return hw::load_shared(shared<SmemField::State, u32>() + 1); }
+    // Set when a wait on another CTA or rank has failed: no role of this CTA may write results from then on.
+    DM_DEVICE bool aborted() const { return hw::atomic_add_shared(shared<SmemField::State, u32>(), 0) != 0; }
+    DM_DEVICE void set_aborted() const { hw::atomic_add_shared(shared<SmemField::State, u32>(), 1); }
+
+    // This launch's bank of a per-block counter (RowsArrived, L1Done, L2Done).
+    template <BufferField kField>
+    DM_DEVICE u32* block_counters() const {
+        return own<kField>() + (epoch() & 1) * kConfig.max_blocks();
+    }
+
+    // One thread: barriers and state, before sync_block().
+    DM_DEVICE void init_shared() const {
+        for (u32 i = 0; i < kStages; ++i) {
+            hw::mbarrier_init(barrier(barriers().full(i)), 2);   // LoadA and LoadB
+            hw::mbarrier_init(barrier(barriers().empty(i)), kNumMathWarps);
+        }
+        for (u32 i = 0; i < kTaskDepth; ++i) {
+            hw::mbarrier_init(barrier(barriers().task_full(i)), 1);
+            hw::mbarrier_init(barrier(barriers().task_empty(i)), 1 + kNumMathWarps);  // LoadA and math
+        }
+        for (u32 i = 0; i < kNumDispatchWarps * kRowBuffers; ++i) hw::mbarrier_init(barrier(barriers().row(0, i)), 1);
+        hw::mbarrier_init(barrier(barriers().counts_ready()), 1);
+        hw::mbarrier_init(barrier(barriers().amax()), kNumMathWarps);
+        hw::fence_mbarrier_init();
+        u32* state = shared<SmemField::State, u32>();
+        hw::store_shared(state, 0u);
+        hw::store_shared(state + 1, hw::load(&own<BufferField::Header>()->epoch) + 1);
+    }
+};
+
+}  // namespace deep_moe

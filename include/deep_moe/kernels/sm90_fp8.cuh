@@ -1,0 +1,49 @@
+// The fused FP8 x FP8 expert-parallel MoE layer on Hopper: which warps do what.
+//
+//   warp 0      LoadA     rows of a tile (TMA)
+//   warp 1      LoadB     schedule, weights of a tile (TMA)
+//   warps 2-3   Dispatch  routing counts, lists, pulling rows from all ranks
+//   warps 4-11  Math      two warpgroups: wgmma, SwiGLU + requantise, scatter, combine
+//
+// One launch: route -> (flags) -> pull -> L1 tiles -> L2 tiles -> scatter -> (flags) -> combine. See comm/ for what
+// crosses ranks, sched/task_order.h for the order of tiles, layout/buffer.h for the memory.
+#pragma once
+
+#include "deep_moe/kernels/entry.h"
+#include "deep_moe/roles/dispatch.h"
+#include "deep_moe/roles/load.h"
+#include "deep_moe/roles/math.h"
+
+namespace deep_moe {
+
+template <MegaMoeConfig kConfig>
+DM_DEVICE void sm90_fp8_mega_moe(const MegaMoeParams& params, const MegaMoeTensorMaps& maps) {
+    const Context<kConfig> ctx(params, maps);
+    const u32 warp = hw::warp_idx();
+    if (hw::thread_idx() == 0) ctx.init_shared();
+    hw::sync_block();
+
+    if (warp < 4) {
+        hw::lower_max_registers<kConfig.aux_registers()>();
+        if (warp == 0) {
+            if (hw::lane_idx() == 0) LoadARole<kConfig>::run(ctx);
+        } else if (warp == 1) {
+            if (hw::lane_idx() == 0) LoadBRole<kConfig>::run(ctx);
+        } else {
+            DispatchRole<kConfig>::run(ctx, warp - 2);
+        }
+    } else {
+        hw::raise_max_registers<kConfig.math_registers()>();
+        MathRole<kConfig>::run(ctx, warp - 4);
+    }
+}
+
+}  // namespace deep_moe
+
+// The argument is a MegaMoeConfig expression in parentheses.
+#define DM_DEFINE_MEGA_KERNEL(config)                                                                             \
+    DM_ENTRY(mega_moe, deep_moe::kNumThreads,                                                                     \
+             (DM_ARGUMENT(deep_moe::MegaMoeParams, params), DM_ARGUMENT(deep_moe::MegaMoeTensorMaps, maps)),      \
+             (deep_moe::sm90_fp8_mega_moe<config>(DM_ARGUMENT_REF(params), DM_ARGUMENT_REF(maps))),               \
+             deep_moe::buffer_layout_hash(config), deep_moe::smem_bytes(config), deep_moe::kNumThreads,           \
+             deep_moe::u64(deep_moe::KernelKind::Mega))

@@ -1,0 +1,38 @@
+// The two dispatch warps: route this rank's tokens, learn what comes from all ranks, pull it.
+#pragma once
+
+#include "deep_moe/comm/pull.h"
+#include "deep_moe/comm/receive.h"
+#include "deep_moe/comm/route.h"
+
+namespace deep_moe {
+
+template <MegaMoeConfig kConfig>
+struct DispatchRole {
+    static DM_DEVICE void run(const Context<kConfig>& ctx, u32 warp) {
+        if (warp == 0) {
+            clear_other_bank(ctx);
+            const bool ok = Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
+            if (!ok && hw::lane_idx() == 0) ctx.set_aborted();
+            hw::sync_warp();
+            if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().counts_ready()));
+        }
+        wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
+        const bool aborted = hw::ballot(hw::lane_idx() == 0 && ctx.aborted()) != 0;
+        if (!aborted && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
+    }
+
+private:
+    // The next launch counts its row blocks in the bank that the last launch used.
+    static DM_DEVICE void clear_other_bank(const Context<kConfig>& ctx) {
+        const u64 other = (ctx.epoch() & 1 ^ 1) * kConfig.max_blocks();
+        const u32 stride = hw::grid_dim() * kWarpSize;
+        for (u32 i = hw::block_idx() * kWarpSize + hw::lane_idx(); i < kConfig.max_blocks(); i += stride) {
+            hw::store(ctx.template own<BufferField::RowsArrived>() + other + i, 0u);
+            hw::store(ctx.template own<BufferField::L1Done>() + other + i, 0u);
+            hw::store(ctx.template own<BufferField::L2Done>() + other + i, 0u);
+        }
+    }
+};
+
+}  // namespace deep_moe

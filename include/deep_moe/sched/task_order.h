@@ -1,0 +1,128 @@
+// The order in which a rank's tiles are computed: pure logic, no hardware.
+//
+// The rows that a local expert received are cut into row blocks of block_m rows; blocks are numbered through all
+// experts in ascending order. A *unit* is up to unit_blocks consecutive blocks of one expert; its tiles run with the
+// row block fastest, so that CTAs working side by side share a weight tile in the L2 cache. Units of L1 and L2 form one
+// sequence: L1 runs ahead until it leads by lag_blocks, then L2 units and L1 units follow each other. CTA c computes
+// tiles c, c + num_sms, c + 2 num_sms, ... of the sequence, in that order.
+//
+// No order can dead-lock: a tile waits only for tiles earlier in the sequence. L2 of a block comes after all L1 tiles of
+// the block. On a ring, L1 of block b also waits for L2 of block b - ring_blocks; L1 leads by at most
+// lag_blocks + unit_blocks - 1 blocks, and the ring holds at least that many (config_error). So the earliest unfinished
+// tile can always proceed, and every CTA reaches its tiles in ascending order.
+#pragma once
+
+#include "deep_moe/layout/config.h"
+
+namespace deep_moe {
+
+enum class TaskKind : u16 { L1, L2, End };
+
+// One tile, as the scheduler publishes it to the other roles. 16 bytes.
+struct alignas(16) TileTask {
+    TaskKind kind;
+    u16 n_tile;      // which 256 weight rows
+    u16 expert;      // local
+    u16 rows;        // valid rows of the block, 1..block_m
+    u32 block;       // number of the row block
+    u32 ring_slot;   // block % ring_blocks: where its rows are in the pools
+};
+static_assert(sizeof(TileTask) == 16);
+
+// Walks the units of one phase. RowsOf: (local expert) -> received rows.
+template <typename RowsOf>
+struct UnitCursor {
+    u32 expert = 0;
+    u32 block = 0;       // number of the unit's first row block
+    u32 rows_left = 0;   // of the expert, from the unit's first row on
+
+    DM_HOST_DEVICE constexpr void start(const RowsOf& rows_of, u32 num_experts) {
+        expert = 0;
+        rows_left = rows_of(0);
+        skip_empty(rows_of, num_experts);
+    }
+    DM_HOST_DEVICE constexpr bool ended(u32 num_experts) const { return expert == num_experts; }
+
+    DM_HOST_DEVICE constexpr u32 blocks(u32 block_m, u32 unit_blocks) const {
+        return min_of(ceil_div(rows_left, block_m), unit_blocks);
+    }
+    DM_HOST_DEVICE constexpr void advance(const RowsOf& rows_of, u32 num_experts, u32 block_m, u32 unit_blocks) {
+        block += blocks(block_m, unit_blocks);
+        rows_left -= min_of(rows_left, block_m * unit_blocks);
+        if (rows_left == 0) {
+            ++expert;
+            if (expert < num_experts) rows_left = rows_of(expert);
+            skip_empty(rows_of, num_experts);
+        }
+    }
+
+private:
+    DM_HOST_DEVICE constexpr void skip_empty(const RowsOf& rows_of, u32 num_experts) {
+        while (expert < num_experts && rows_left == 0) {
+            ++expert;
+            if (expert < num_experts) rows_left = rows_of(expert);
+        }
+    }
+};
+
+// The tiles of one CTA. Usage: for (TileTask t = order.first(cta); t.kind != TaskKind::End; t = order.next(num_sms)).
+template <typename RowsOf>
+class TaskOrder {
+public:
+    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const RowsOf& rows_of)
+        : rows_of_(rows_of), num_experts_(c.experts_per_rank()), block_m_(c.block_m), unit_blocks_(c.unit_blocks),
+          lag_blocks_(c.lag_blocks), ring_blocks_(c.ring_blocks()), l1_tiles_(c.l1_n_tiles()),
+          l2_tiles_(c.l2_n_tiles()) {
+        l1_.start(rows_of_, num_experts_);
+        l2_ = l1_;
+        choose_phase();
+    }
+
+    DM_HOST_DEVICE constexpr TileTask first(u32 cta) { return next(cta); }
+
+    // Moves `tiles` forward and returns the tile there.
+    DM_HOST_DEVICE constexpr TileTask next(u32 tiles) {
+        tile_ += tiles;
+        while (!ended_ && tile_ >= unit_tiles()) {
+            tile_ -= unit_tiles();
+            // Spelled out: a reference to one of the two cursors would put both into local memory.
+            if (in_l1_)
+                l1_.advance(rows_of_, num_experts_, block_m_, unit_blocks_);
+            else
+                l2_.advance(rows_of_, num_experts_, block_m_, unit_blocks_);
+            choose_phase();
+        }
+        if (ended_) return TileTask{TaskKind::End, 0, 0, 0, 0, 0};
+        const UnitCursor<RowsOf> unit = current();
+        const u32 blocks = unit.blocks(block_m_, unit_blocks_);
+        const u32 m = tile_ % blocks;
+        const u32 block = unit.block + m;
+        return TileTask{in_l1_ ? TaskKind::L1 : TaskKind::L2,
+                        u16(tile_ / blocks),
+                        u16(unit.expert),
+                        u16(min_of(unit.rows_left - m * block_m_, block_m_)),
+                        block,
+                        block % ring_blocks_};
+    }
+
+private:
+    DM_HOST_DEVICE constexpr UnitCursor<RowsOf> current() const {
+        return {in_l1_ ? l1_.expert : l2_.expert, in_l1_ ? l1_.block : l2_.block,
+                in_l1_ ? l1_.rows_left : l2_.rows_left};
+    }
+    DM_HOST_DEVICE constexpr u32 unit_tiles() {
+        return current().blocks(block_m_, unit_blocks_) * (in_l1_ ? l1_tiles_ : l2_tiles_);
+    }
+    DM_HOST_DEVICE constexpr void choose_phase() {
+        in_l1_ = !l1_.ended(num_experts_) && l1_.block - l2_.block < lag_blocks_;
+        ended_ = l2_.ended(num_experts_);
+    }
+
+    RowsOf rows_of_;
+    u32 num_experts_, block_m_, unit_blocks_, lag_blocks_, ring_blocks_, l1_tiles_, l2_tiles_;
+    UnitCursor<RowsOf> l1_{}, l2_{};
+    u32 tile_ = 0;
+    bool in_l1_ = true, ended_ = false;
+};
+
+}  // namespace deep_moe
