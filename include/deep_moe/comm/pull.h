@@ -104,29 +104,40 @@ struct Pull {
         const u32 stride = hw::grid_dim() * kNumDispatchWarps;
         RowCursor<kConfig> cursor(ctx);
         PulledRow row{};
-        u32 requested = 0;  // the n-th row uses buffer n % 2; its barrier is in its (n / 2)-th phase
+        u32 requested = 0;  // request n uses buffer n % 2, whose barrier is then in phase n / 2
         for (u32 i = hw::block_idx() * kNumDispatchWarps + warp; cursor.seek(i); i += stride) {
             const PulledRow next = cursor.locate();
-            request(ctx, next, warp, requested % kRowBuffers);
-            if (requested > 0 && !deliver(ctx, row, warp, requested - 1)) return false;
-            row = next;
+            request_row(ctx, next, warp, requested);
             ++requested;
+            if (requested > 1 && !deliver(ctx, row, warp, requested - 2)) return drain(ctx, warp, requested - 2, requested);
+            row = next;
         }
-        return requested == 0 || deliver(ctx, row, warp, requested - 1);
+        if (requested > 0 && !deliver(ctx, row, warp, requested - 1)) return drain(ctx, warp, requested - 1, requested);
+        return true;
     }
 
 private:
-    static DM_DEVICE u8* row_buffer(const Context<kConfig>& ctx, u32 warp, u32 buffer) {
+    static DM_DEVICE u8* row_buffer(const Context<kConfig>& ctx, u32 warp, u32 request) {
         return ctx.template shared<SmemField::RowBuffer, u8>() +
-               (warp * kRowBuffers + buffer) * align_up(kConfig.hidden, 128u);
+               (warp * kRowBuffers + request % kRowBuffers) * align_up(kConfig.hidden, 128u);
     }
 
-    static DM_DEVICE void request(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 buffer) {
+    static DM_DEVICE void request_row(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 request) {
         if (hw::lane_idx() != 0) return;
-        u64* barrier = ctx.barrier(ctx.barriers().row(warp, buffer));
+        u64* barrier = ctx.barrier(row_barrier(ctx, warp, request));
         const u8* x = ctx.template peer<BufferField::X>(row.source) + row.entry / kConfig.num_topk * u64(kConfig.hidden);
         hw::mbarrier_arrive_expect_tx(barrier, kConfig.hidden);
-        hw::bulk_load(row_buffer(ctx, warp, buffer), x, kConfig.hidden, barrier);
+        hw::bulk_load(row_buffer(ctx, warp, request), x, kConfig.hidden, barrier);
+    }
+
+    // After a failed wait: a copy must not be under way into the shared memory of a CTA that has left. Returns false.
+    static DM_DEVICE bool drain(const Context<kConfig>& ctx, u32 warp, u32 begin, u32 end) {
+        for (u32 i = begin; i < end; ++i) wait_barrier(ctx, row_barrier(ctx, warp, i), i / kRowBuffers % 2);
+        return false;
+    }
+
+    static DM_DEVICE u32 row_barrier(const Context<kConfig>& ctx, u32 warp, u32 request) {
+        return ctx.barriers().row(warp, request % kRowBuffers);
     }
 
     // Stores the row, its scales and its meta data into the pool and publishes it.
@@ -146,10 +157,9 @@ private:
         const u32 ring_slot = row.block % kConfig.ring_blocks();
         const u32 pool_row = ring_slot * kConfig.block_m + row.row_in_block;
         if (hw::lane_idx() == 0) {
-            const u32 buffer = request % kRowBuffers;
-            wait_barrier(ctx, ctx.barriers().row(warp, buffer), request / kRowBuffers % 2);
+            wait_barrier(ctx, row_barrier(ctx, warp, request), request / kRowBuffers % 2);
             hw::bulk_store(ctx.template own<BufferField::L1Pool>() + pool_row * u64(kConfig.hidden),
-                           row_buffer(ctx, warp, buffer), kConfig.hidden);
+                           row_buffer(ctx, warp, request), kConfig.hidden);
             hw::bulk_commit();
             const float weight = hw::load(ctx.template peer<BufferField::TopkWeights>(row.source) + row.entry);
             hw::store(ctx.template own<BufferField::RowMeta>() + pool_row,

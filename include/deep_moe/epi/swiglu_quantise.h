@@ -29,7 +29,7 @@ struct SwigluQuantise {
 
     // Collective over the math warps. `exchanges` counts the tiles so far (all math warps agree).
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
-                              Accumulator<kConfig>& acc, u32 math_warp, u32& exchanges) {
+                              Accumulator<kConfig>& acc, u32& exchanges) {
         const bool writes = !warp_aborted(ctx);
         const RowMeta* meta = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
         float weight[2], amax[2];
@@ -37,7 +37,7 @@ struct SwigluQuantise {
         for (u32 r = 0; r < 2; ++r)
             weight[r] = tile.row(r) < task.rows ? hw::load(&meta[tile.row(r)].weight) : 0.0f;
         activate(acc, weight, ctx.params.activation_clamp, amax);
-        if constexpr (ThreadTile<kConfig>::kSplitColumns) exchange(ctx, tile, amax, math_warp, exchanges);
+        if constexpr (ThreadTile<kConfig>::kSplitColumns) exchange(ctx, tile, amax, exchanges);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
             const GroupScale scale = group_scale(amax[r]);
@@ -71,7 +71,7 @@ private:
 
     // Joins the maxima of the two warpgroups. Two banks: a warpgroup may be one tile ahead of a reader.
     static DM_DEVICE void exchange(const Context<kConfig>& ctx, const ThreadTile<kConfig>& tile, float (&amax)[2],
-                                   u32 /*math_warp*/, u32& exchanges) {
+                                   u32& exchanges) {
         float* bank = ctx.template shared<SmemField::Amax, float>() + exchanges % 2 * (kNumMathWarpgroups * 64);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r)

@@ -80,8 +80,8 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
     if (c.ring_rows == 0 || c.ring_rows % 128 != 0) return "ring_rows must be a positive multiple of 128";
     if (c.lag_blocks < 1 || c.unit_blocks < 1) return "lag_blocks and unit_blocks must be at least 1";
     // Order argument of the ring (sched/task_order.h): L1 is never more than lag + unit - 1 blocks ahead of L2.
-    if (c.ring_blocks() < c.lag_blocks + c.unit_blocks && c.ring_blocks() < c.max_blocks_of(c.block_m))
-        return "the ring must hold lag_blocks + unit_blocks row blocks";
+    if (c.ring_blocks() < c.lag_blocks + c.unit_blocks - 1 && c.ring_blocks() < c.max_blocks_of(c.block_m))
+        return "ring_rows must hold lag_blocks + unit_blocks - 1 row blocks";
     return nullptr;
 }
 

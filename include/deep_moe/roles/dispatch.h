@@ -25,7 +25,7 @@ struct DispatchRole {
 private:
     // The next launch counts its row blocks in the bank that the last launch used.
     static DM_DEVICE void clear_other_bank(const Context<kConfig>& ctx) {
-        const u64 other = (ctx.epoch() & 1 ^ 1) * kConfig.max_blocks();
+        const u64 other = u64((ctx.epoch() + 1) & 1) * kConfig.max_blocks();
         const u32 stride = hw::grid_dim() * kWarpSize;
         for (u32 i = hw::block_idx() * kWarpSize + hw::lane_idx(); i < kConfig.max_blocks(); i += stride) {
             hw::store(ctx.template own<BufferField::RowsArrived>() + other + i, 0u);

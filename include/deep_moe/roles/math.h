@@ -25,7 +25,7 @@ struct MathRole {
             multiply(ctx, task, tile, acc, stage);
             u32* done;
             if (task.kind == TaskKind::L1) {
-                SwigluQuantise<kConfig>::run(ctx, task, tile, acc, math_warp, exchanges);
+                SwigluQuantise<kConfig>::run(ctx, task, tile, acc, exchanges);
                 done = ctx.template block_counters<BufferField::L1Done>();
             } else {
                 Scatter<kConfig>::run(ctx, task, tile, acc, !SwigluQuantise<kConfig>::warp_aborted(ctx));

@@ -56,8 +56,15 @@ struct Api {
     void (*exit_thread)(ThreadHead*);
 };
 
-constexpr u64 kStackBytes = 64 * 1024;  // stacks are aligned to their size, so that any stack pointer finds its head
-constexpr u64 kHeadBytes = 128;
+// Stacks are aligned to their size, so that any stack pointer finds the head on top of its stack. Heads of neighbours
+// differ in their low address bits, or all of them would fall into the same few cache sets.
+constexpr u64 kStackBytes = 64 * 1024;
+constexpr u64 kHeadBytes = 512;
+constexpr u64 kHeadColours = 32;
+
+constexpr u64 head_offset(u64 stack) {
+    return kStackBytes - kHeadBytes * (1 + (stack / kStackBytes) % kHeadColours);
+}
 
 struct alignas(64) ThreadHead {
     const Api* api;
@@ -76,7 +83,8 @@ DM_DEVICE ThreadHead* self() {
 #else
 #error "the emulator needs a CPU with x86-64 or AArch64 instructions"
 #endif
-    return reinterpret_cast<ThreadHead*>((sp & ~(kStackBytes - 1)) + kStackBytes - kHeadBytes);
+    const u64 stack = sp & ~(kStackBytes - 1);
+    return reinterpret_cast<ThreadHead*>(stack + head_offset(stack));
 }
 
 }  // namespace deep_moe::emu
