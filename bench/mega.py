@@ -1,0 +1,289 @@
+"""Time whole layers: one row per shape and token count.
+
+    python bench/mega.py                                        one GPU
+    torchrun --nproc-per-node 2 bench/mega.py                   one rank per GPU
+    python bench/mega.py --shapes flash,v3 --tokens 1,64,8192 --peers sgl --json out.json --plot out.png
+
+Every sample is one call with a cold L2 behind a sleeping kernel (timing.py); inputs are staged outside the timed span.
+One buffer with --max-tokens serves all rows, and num_tokens_bound is the class of the row's count. The result is
+checked against `deep_moe.reference` before anything is timed; a wrong one ends the bench with status 1. Times are
+medians, the slowest rank's. "floor" is max(weights / bandwidth, flops / peak, wire) with ceilings measured at the start
+(roofline.py).
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import peers
+import plot
+import roofline
+import torch
+import torch.distributed as dist
+from shapes import Ceilings, Shape, floor_us, shape_of, touched_experts
+from timing import ColdTimer, Ranks, captured, host_us
+
+import deep_moe
+from deep_moe import reference, testing
+
+TOKENS = "0,1,8,16,32,64,128,256,512,1024,2048,4096,8192"
+ERROR_BAR = {"zero-mean": 5e-3, "mean-0.3": 5e-3, "same-sign": 3e-3}
+PEER_ERROR_BAR = 0.05  # zero-mean; a peer that is further off is timed, but marked
+CHECKED_TOKENS = 64
+
+
+@dataclass
+class Inputs:
+    """One rank's inputs of one row."""
+
+    x: torch.Tensor  # bf16 [T, H]
+    topk_idx: torch.Tensor  # i64 [T, K]
+    topk_weights: torch.Tensor  # f32 [T, K]
+
+    @classmethod
+    def random(cls, problem, num_tokens: int, ranks: Ranks, distribution: str) -> "Inputs":
+        """Softmax top-k routing, as the competitors are timed with."""
+        generator = testing.generator_of(1000 * num_tokens + ranks.rank, ranks.device)
+        x = testing.DISTRIBUTIONS[distribution].draw(
+            num_tokens, problem.hidden, generator=generator, device=ranks.device
+        )
+        scores = torch.randn(num_tokens, problem.num_experts, generator=generator, device=ranks.device)
+        weights, ids = scores.softmax(-1).topk(problem.num_topk)
+        return cls(x.bfloat16(), ids, weights)
+
+    def staged(self, num_experts: int) -> reference.Staged:
+        return reference.stage(self.x, self.topk_idx, self.topk_weights, num_experts)
+
+
+@dataclass
+class Truth:
+    """What a spread of one rank's tokens must give."""
+
+    at: torch.Tensor  # the tokens
+    ref: torch.Tensor  # with the kernel's roundings
+    exact: torch.Tensor  # float64, without requantisation
+
+    @classmethod
+    def of(cls, staged: reference.Staged, weights: testing.Weights, clamp: float | None) -> "Truth":
+        count = staged.x.shape[0]
+        at = torch.arange(count) if count <= CHECKED_TOKENS else torch.linspace(0, count - 1, CHECKED_TOKENS).long()
+        at = at.to(staged.x.device)
+        x = staged.x.view(torch.uint8)[at].view(staged.x.dtype)
+        some = reference.Staged(x, *(part[at] for part in staged[1:]))
+        operands = some, weights.gate_up, weights.down, clamp
+        return cls(at, reference.layer(*operands), reference.exact_layer(*operands))
+
+    def errors(self, y: torch.Tensor) -> dict[str, float]:
+        """Relative Frobenius errors of y, and the reference's own."""
+        return {
+            "error": testing.error_of(y[self.at], self.ref).frobenius,
+            "error_to_float64": testing.error_of(y[self.at], self.exact).frobenius,
+            "reference_to_float64": testing.error_of(self.ref, self.exact).frobenius,
+        }
+
+
+class Bench:
+    """One shape: our buffer and weights, the peers', and the weights of all ranks for the reference."""
+
+    def __init__(self, shape: Shape, ranks: Ranks, ceilings: Ceilings, args: argparse.Namespace) -> None:
+        self.shape, self.ranks, self.ceilings, self.args = shape, ranks, ceilings, args
+        self.problem = deep_moe.Problem(
+            num_experts=shape.experts_per_rank * ranks.size,
+            num_topk=shape.topk,
+            hidden=shape.hidden,
+            intermediate=shape.intermediate,
+            max_tokens_per_rank=args.max_tokens,
+            activation_clamp=shape.activation_clamp,
+        )
+        self.weights = testing.random_weights(self.problem, args.distribution, seed=0, device=ranks.device)
+        own = self.weights.of_rank(ranks.rank, ranks.size)
+        self.buffer = deep_moe.SymmBuffer(ranks.group, self.problem, num_sms=args.num_sms)
+        self.l1, self.l2 = deep_moe.transform_weights(self.problem, own.gate_up, own.down)
+        self.peers = {name: peers.load(name)(shape, ranks, own, args.max_tokens) for name in args.peers}
+        self.timer = ColdTimer(ranks)
+        self.configs = dict(zip(self.problem.bound_classes(ranks.size), self.problem.configs(ranks.size), strict=True))
+
+    def bound_of(self, num_tokens: int) -> int:
+        """The class of `num_tokens`: the smallest published bound that holds it."""
+        return next(bound for bound in self.configs if bound >= num_tokens)
+
+    def row(self, num_tokens: int) -> dict:
+        """Check and time one token count."""
+        inputs = Inputs.random(self.problem, num_tokens, self.ranks, self.args.distribution)
+        staged = inputs.staged(self.problem.num_experts)
+        bound = self.bound_of(num_tokens)
+        y = torch.empty(num_tokens, self.shape.hidden, dtype=torch.bfloat16, device=self.ranks.device)
+        rivals = self.peers if num_tokens else {}
+        outputs = {name: torch.empty_like(y) for name in rivals}
+
+        def call() -> None:
+            deep_moe.fp8_mega_moe(y, self.l1, self.l2, self.buffer, num_tokens_bound=bound)
+
+        def peer_call(name: str):
+            return lambda: self.peers[name].call(outputs[name])
+
+        deep_moe.stage(self.buffer, inputs.x, inputs.topk_idx, inputs.topk_weights)
+        testing.poison(y)
+        call()
+        truth = Truth.of(staged, self.weights, self.shape.activation_clamp)
+        errors = self.largest(truth.errors(y))
+        for name, peer in rivals.items():
+            peer.stage(staged)
+            peer_call(name)()
+
+        graph, eager = captured(call), y.clone()
+        testing.poison(y)
+        graph.replay()
+        if not testing.same_bits(y, eager):
+            raise RuntimeError(f"{self.shape.name}, {num_tokens} tokens: the replayed graph gives another result")
+        contenders = {"us": (call, None), "graph_us": (graph.replay, None)}
+        contenders |= {name: (peer_call(name), lambda peer=peer: peer.stage(staged)) for name, peer in rivals.items()}
+        times = self.timer.medians(contenders, self.args.repeats)
+        host = self.ranks.max([host_us(call)])[0]
+        return self.report(num_tokens, bound, inputs, times, errors, host) | {
+            "peers": {
+                name: {
+                    "us": times[name],
+                    "ratio": times["us"] / times[name],
+                    "error_to_float64": self.largest(truth.errors(outputs[name]))["error_to_float64"],
+                }
+                for name in rivals
+            }
+        }
+
+    def largest(self, values: dict[str, float]) -> dict[str, float]:
+        """The largest value over the ranks."""
+        return dict(zip(values, self.ranks.max(list(values.values())), strict=True))
+
+    def report(self, num_tokens: int, bound: int, inputs: Inputs, times: dict, errors: dict, host: float) -> dict:
+        """What is known of one row, in µs, TFLOPS per rank and GB/s."""
+        ids = self.ranks.gather(inputs.topk_idx)
+        touched = touched_experts(ids, self.ranks.rank, self.shape.experts_per_rank)
+        touched = int(self.ranks.max([touched])[0])
+        us, size, shape = times["us"], self.ranks.size, self.shape
+        floor = floor_us(shape, num_tokens, size, touched, self.ceilings)
+        return {
+            "shape": shape.name,
+            "ranks": size,
+            "tokens": num_tokens,
+            "bound": bound,
+            "block_m": self.configs[bound].block_m,
+            "us": us,
+            "graph_us": times["graph_us"],
+            "host_us": host,
+            "tflops": shape.flops(num_tokens) / us / 1e6,
+            "weight_gbs": touched * shape.expert_bytes / us / 1e3,
+            "nvlink_gbs": shape.wire_bytes(num_tokens, size) / us / 1e3,
+            "floor_us": floor,
+            "of_floor": floor / us,
+            **errors,
+        }
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            peer.close()
+        self.buffer.destroy()
+
+
+HEADER = (
+    f"{'shape':6} {'R':>2} {'T':>5} {'bound/bm':>9} {'us':>8} {'graph':>8} {'host':>5} {'TFLOPS':>7} {'wGB/s':>6} "
+    f"{'nvGB/s':>6} {'floor':>7} {'part':>5} {'error':>8} {'to f64':>8}"
+)
+
+
+def line(row: dict) -> str:
+    text = (
+        f"{row['shape']:6} {row['ranks']:2} {row['tokens']:5} {row['bound']:5}/{row['block_m']:<3} {row['us']:8.1f} "
+        f"{row['graph_us']:8.1f} {row['host_us']:5.1f} {row['tflops']:7.1f} {row['weight_gbs']:6.0f} "
+        f"{row['nvlink_gbs']:6.0f} {row['floor_us']:7.1f} {row['of_floor']:5.2f} {row['error']:8.1e} "
+        f"{row['error_to_float64']:8.1e}"
+    )
+    for name, peer in row["peers"].items():
+        far = "" if peer["error_to_float64"] < PEER_ERROR_BAR else " (!)"
+        text += f" | {name} {peer['us']:.1f} us, ratio {peer['ratio']:.2f}, to f64 {peer['error_to_float64']:.1e}{far}"
+    return text
+
+
+def wrong(row: dict, distribution: str) -> bool:
+    """The error bars of the project; a NaN is wrong too."""
+    return not (
+        row["error"] <= ERROR_BAR[distribution] and row["error_to_float64"] <= 1.02 * row["reference_to_float64"]
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="flash,v3", help="of flash, v3, pro (default %(default)s)")
+    parser.add_argument("--tokens", default=TOKENS, help="per rank (default %(default)s)")
+    parser.add_argument("--experts-per-rank", type=int, help="instead of the shape's own slice")
+    parser.add_argument("--max-tokens", type=int, default=8192, help="of the one buffer (default %(default)s)")
+    parser.add_argument("--distribution", default="zero-mean", choices=list(testing.DISTRIBUTIONS))
+    parser.add_argument("--repeats", type=int, default=11, help="samples per median (default %(default)s)")
+    parser.add_argument("--num-sms", type=int, help="limit of the grid")
+    parser.add_argument("--peers", default="", help="public competitors, of: " + ", ".join(peers.PEERS))
+    parser.add_argument("--json", help="write all rows there")
+    parser.add_argument("--plot", help="write a plot there (needs matplotlib)")
+    args = parser.parse_args()
+    args.peers = [name for name in args.peers.split(",") if name]
+    args.tokens = [int(count) for count in args.tokens.split(",")]
+    if max(args.tokens) > args.max_tokens:
+        parser.error(f"--tokens {max(args.tokens)} is above --max-tokens {args.max_tokens}")
+    return args
+
+
+def describe(bench: Bench, seconds: float) -> str:
+    size = bench.problem.buffer_bytes(bench.ranks.size) / 2**20
+    versions = ", ".join(peer.version for peer in bench.peers.values())
+    return (
+        f"# {bench.shape.name}: H {bench.shape.hidden} I {bench.shape.intermediate} top-{bench.shape.topk}, "
+        f"{bench.shape.experts_per_rank} experts per rank, buffer {size:.0f} MiB, set up in {seconds:.1f} s"
+        + (f"; {versions}" if versions else "")
+    )
+
+
+def run(ranks: Ranks, args: argparse.Namespace) -> list[dict]:
+    """All rows, printed as they come; stops at the first wrong result."""
+    ceilings = roofline.measure(ranks)
+    ranks.print(
+        f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, deep_moe {deep_moe.__version__}, "
+        f"{args.distribution}; ceilings {asdict(ceilings)}"
+    )
+    ranks.print(HEADER)
+    rows: list[dict] = []
+    for name in args.shapes.split(","):
+        start = time.perf_counter()
+        bench = Bench(shape_of(name, args.experts_per_rank), ranks, ceilings, args)
+        torch.cuda.synchronize()
+        ranks.print(describe(bench, time.perf_counter() - start))
+        for count in args.tokens:
+            row = bench.row(count)
+            ranks.print(line(row))
+            rows.append(row)
+            if wrong(row, args.distribution):
+                ranks.print(f"WRONG: the error bar is {ERROR_BAR[args.distribution]:.0e}")
+                return rows
+        bench.close()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> int:
+    args, ranks = arguments(), Ranks()
+    if ranks.size > 1:
+        ranks.connect()
+    rows = run(ranks, args)
+    if ranks.rank == 0:
+        if args.json:
+            with open(args.json, "w") as file:
+                json.dump({"device": torch.cuda.get_device_name(), "options": vars(args), "rows": rows}, file, indent=1)
+        if args.plot and not plot.draw(rows, args.plot):
+            print("no plot: matplotlib is not installed")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return int(any(wrong(row, args.distribution) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The model slices that the bench times, and the least a layer can take on a given chip."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One model's MoE layer, cut to the experts that one rank holds."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    topk: int
+    experts_per_rank: int
+    activation_clamp: float | None = None
+
+    @property
+    def expert_bytes(self) -> int:
+        """e4m3 weights of one expert: gate, up and down. Block scales add 0.02 %."""
+        return 3 * self.hidden * self.intermediate
+
+    def flops(self, num_tokens: int) -> int:
+        """Of the two GEMMs for one rank's tokens."""
+        return 2 * num_tokens * self.topk * self.expert_bytes
+
+    def wire_bytes(self, num_tokens: int, num_ranks: int) -> float:
+        """Bytes a rank sends over NVLink with uniform routing: fp8 rows out to be pulled, bf16 rows back."""
+        return num_tokens * self.topk * (1 - 1 / num_ranks) * 3 * self.hidden
+
+
+SHAPES = {
+    "flash": Shape("flash", hidden=4096, intermediate=2048, topk=6, experts_per_rank=32),
+    "v3": Shape("v3", hidden=7168, intermediate=2048, topk=8, experts_per_rank=32),
+    "pro": Shape("pro", hidden=7168, intermediate=3072, topk=6, experts_per_rank=48),
+}
+
+
+def shape_of(name: str, experts_per_rank: int | None) -> Shape:
+    """A known shape, cut to another number of local experts if asked for."""
+    if name not in SHAPES:
+        raise SystemExit(f"unknown shape {name!r}; known: {', '.join(SHAPES)}")
+    return replace(SHAPES[name], experts_per_rank=experts_per_rank) if experts_per_rank else SHAPES[name]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this chip can do at best, measured by roofline.py a moment ago."""
+
+    read_gbs: float  # HBM, read only
+    fp8_tflops: float  # dense 8192^3
+    nvlink_gbs: float | None = None  # one direction, to one peer; None with one rank
+
+
+def floor_us(shape: Shape, num_tokens: int, num_ranks: int, touched_experts: int, ceilings: Ceilings) -> float:
+    """max(weights / bandwidth, flops / peak, wire): no layer can be faster, in µs."""
+    weights = touched_experts * shape.expert_bytes / ceilings.read_gbs / 1e3
+    compute = shape.flops(num_tokens) / ceilings.fp8_tflops / 1e6
+    wire = shape.wire_bytes(num_tokens, num_ranks) / ceilings.nvlink_gbs / 1e3 if ceilings.nvlink_gbs else 0.0
+    return max(weights, compute, wire)
+
+
+def touched_experts(topk_idx_of_ranks: list[torch.Tensor], rank: int, experts_per_rank: int) -> int:
+    """Local experts of `rank` that receive at least one row: their weights must be read."""
+    used = torch.cat([idx.flatten().cpu() for idx in topk_idx_of_ranks]).unique()
+    return int(((used >= rank * experts_per_rank) & (used < (rank + 1) * experts_per_rank)).sum())

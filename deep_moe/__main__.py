@@ -1,0 +1,7 @@
+"""`python -m deep_moe env | warmup | demo`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""One file per architecture: from a problem to its kernel configurations."""

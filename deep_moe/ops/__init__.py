@@ -1,0 +1,6 @@
+"""The public operations."""
+
+from .mega_moe import fp8_mega_moe as fp8_mega_moe
+from .stage import stage as stage
+from .weights import TransformedWeights as TransformedWeights
+from .weights import transform_weights as transform_weights

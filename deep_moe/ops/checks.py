@@ -1,0 +1,62 @@
+"""Checks of tensor arguments. Every message names the argument, what it is, what is allowed and what to do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VECTOR_BYTES = 16  # the widest load or store: rows that kernels read in vectors start at multiples of it
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """TypeError unless it is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
+
+
+def check_dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:
+    if tensor.dtype not in allowed:
+        types = " or ".join(map(str, allowed))
+        raise ValueError(f"{name} has dtype {tensor.dtype}; it must be {types}: convert it first")
+
+
+def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}; it must be on {device}: move it with .to({str(device)!r})")
+
+
+def check_shape(name: str, tensor: Tensor, shape: Sequence[int], what: str) -> None:
+    """what: the shape in words, such as "[tokens, hidden]"."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {what} = {list(shape)}")
+
+
+def row_stride(name: str, tensor: Tensor, vectorised: bool) -> int:
+    """Bytes between the rows of a matrix whose rows are contiguous.
+
+    vectorised: rows must start at multiples of 16 bytes.
+    """
+    rows, columns = tensor.shape
+    size = tensor.element_size()
+    if columns > 1 and rows > 0 and tensor.stride(1) != 1:
+        raise ValueError(f"{name} has strides {tensor.stride()}; each row must be contiguous: call .contiguous() on it")
+    stride = tensor.stride(0) * size if rows > 1 else columns * size
+    if stride < columns * size and rows > 1:
+        raise ValueError(f"{name} has rows that overlap (strides {tensor.stride()}): call .contiguous() on it")
+    if vectorised and rows > 0 and (tensor.data_ptr() % VECTOR_BYTES or (rows > 1 and stride % VECTOR_BYTES)):
+        raise ValueError(
+            f"{name} starts at address {tensor.data_ptr():#x} with {stride} bytes between rows; both must be multiples "
+            f"of {VECTOR_BYTES} bytes: copy it into a tensor of its own"
+        )
+    return stride
+
+
+def check_matrix(
+    name: str, value: Any, shape: Sequence[int], what: str, device: torch.device, *dtypes: torch.dtype
+) -> None:
+    """A tensor with this shape and device and one of these dtypes."""
+    check_tensor(name, value)
+    check_dtype(name, value, *dtypes)
+    check_device(name, value, device)
+    check_shape(name, value, shape, what)

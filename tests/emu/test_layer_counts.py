@@ -1,0 +1,40 @@
+"""What a launch does, counted by the emulator, against what the schedule says."""
+
+import pytest
+from geometries import GEOMETRIES
+
+
+def blocks_of(rows: list[int], block_m: int) -> int:
+    """Row blocks of one rank: an expert's last block may be partly filled."""
+    return sum(-(-n // block_m) for n in rows)
+
+
+@pytest.mark.parametrize("bound", [64, None])
+@pytest.mark.parametrize("name", ["main-2", "small", "768x1152"])
+def test_instructions_and_copies_of_a_launch(worlds, name, bound):
+    """Every row is copied once, every block meets every weight tile once, and nothing is done for empty experts."""
+    world = worlds(name)
+    problem = world.problem
+    if bound and bound > problem.max_tokens_per_rank:
+        pytest.skip("one class")
+    limit = min(64, problem.max_tokens_per_rank)
+    inputs = world.inputs([limit, limit // 2], world.routing.with_holes)
+    rows = world.expected_stats(inputs).tolist()
+    bounds = problem.bound_classes(GEOMETRIES[name].ranks)
+    variant = next(i for i, most in enumerate(bounds) if (bound or bounds[-1]) <= most)
+    config = problem.configs(GEOMETRIES[name].ranks)[variant]
+
+    def body(rank):
+        rank.call(inputs[rank.group.rank()], bound)
+        return rank.buffer.launch_counts()
+
+    for rank, counts in enumerate(world.run(body)):
+        blocks = blocks_of(rows[rank], config.block_m)
+        l1 = -(-2 * problem.intermediate // 256) * -(-problem.hidden // 128)
+        l2 = -(-problem.hidden // 256) * -(-problem.intermediate // 128)
+        stages = blocks * (l1 + l2)  # steps of 128 of K
+        assert counts.macs == stages * config.block_m * 256 * 128
+        assert counts.wgmma == stages * (config.block_m * 256 * 128) // (64 * 128 * 32)
+        assert counts.tma_loads == 2 * stages  # activations and weights
+        assert counts.bulk_loads == 2 * stages + sum(rows[rank])  # their scales; pulled rows
+        assert counts.bulk_stores == sum(rows[rank])

@@ -1,0 +1,3 @@
+"""CASES of tests/cases/numbers.py on the emulator."""
+
+from cases.numbers import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""CASES of tests/cases/routing.py on the emulator."""
+
+from cases.routing import *  # noqa: F403

@@ -1,0 +1,59 @@
+"""The geometries of the layer tests. An emulator build is one (geometry, tile variant), and the default suite may need
+24 of them: reuse one of these before adding another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import deep_moe
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One symmetric buffer: a problem on a number of ranks."""
+
+    ranks: int
+    experts: int
+    topk: int
+    hidden: int
+    intermediate: int
+    max_tokens: int
+    overrides: dict = field(default_factory=dict, hash=False)  # of the configuration, such as a ring that wraps
+
+    def problem(self, activation_clamp: float | None = None) -> deep_moe.Problem:
+        return deep_moe.Problem(
+            num_experts=self.experts,
+            num_topk=self.topk,
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            max_tokens_per_rank=self.max_tokens,
+            activation_clamp=activation_clamp,
+            overrides=self.overrides,
+        )
+
+
+SMALL_RING = dict(ring_rows=512, lag_blocks=2, unit_blocks=2)
+
+GEOMETRIES = {
+    # one model on 1, 2, 4 and 8 ranks; max_tokens above the 64-row class except on 4 ranks
+    "main-1": Geometry(1, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=512),
+    "main-2": Geometry(2, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=256),
+    "main-4": Geometry(4, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64),
+    "main-8": Geometry(8, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64),
+    # the cheapest that still has two classes: for many calls
+    "small": Geometry(2, experts=2, topk=1, hidden=128, intermediate=128, max_tokens=200),
+    "ring": Geometry(2, experts=4, topk=2, hidden=128, intermediate=128, max_tokens=256, overrides=SMALL_RING),
+    # CASES 8
+    "768x1152": Geometry(2, experts=4, topk=1, hidden=768, intermediate=1152, max_tokens=32),
+    "8192x192": Geometry(2, experts=2, topk=2, hidden=8192, intermediate=192, max_tokens=16),
+    "64x2304": Geometry(1, experts=4, topk=2, hidden=64, intermediate=2304, max_tokens=32),
+    "2880x1408": Geometry(2, experts=2, topk=1, hidden=2880, intermediate=1408, max_tokens=16),
+    "896-experts": Geometry(2, experts=896, topk=16, hidden=64, intermediate=80, max_tokens=32),
+    # the error bars of the contract
+    "7168x2048": Geometry(1, experts=2, topk=1, hidden=7168, intermediate=2048, max_tokens=64),
+    # too large for the emulator: both tile heights of the bars, and model slices
+    "7168x2048-large": Geometry(1, experts=8, topk=2, hidden=7168, intermediate=2048, max_tokens=1024),
+    "flash-1": Geometry(1, experts=32, topk=6, hidden=4096, intermediate=2048, max_tokens=8192),
+    "v3-1": Geometry(1, experts=32, topk=8, hidden=7168, intermediate=2048, max_tokens=8192),
+    "flash-8": Geometry(8, experts=32, topk=6, hidden=4096, intermediate=2048, max_tokens=1024),
+}

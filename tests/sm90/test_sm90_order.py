@@ -1,0 +1,3 @@
+"""CASES of tests/cases/order.py on one Hopper GPU."""
+
+from cases.order import *  # noqa: F403
