@@ -1,5 +1,6 @@
 #include "launch_order.h"
 
+#include <atomic>
 #include <map>
 #include <utility>
 
@@ -44,7 +45,6 @@ public:
     std::vector<std::weak_ptr<LaunchLane>> lanes;
     u32 num_sms = 0;
     bool crowded = false;        // the lanes do not fit beside each other
-    bool record_always = false;  // a launch had to wait for another stream: keep an event after every launch
 };
 
 namespace {
@@ -79,6 +79,10 @@ std::shared_ptr<LaunchLane> LaunchLane::acquire(int device, u64 group, u32 rank,
     std::lock_guard lock(launches->mutex);
     auto lane = launches->find(group, rank);
     if (!lane) {
+        // From now on there are several lanes, and each keeps an event right behind its last launch: waiting for the
+        // end of another lane's stream would be too much, since a launch that must run beside ours may be there.
+        for (const auto& other : launches->live())
+            if (other->used_ && !other->recorded_) other->record_launch();
         lane = std::make_shared<LaunchLane>();
         lane->device_ = launches;
         lane->group_ = group;
@@ -110,9 +114,23 @@ void LaunchLane::wait_for(LaunchLane& other, cuda::Stream stream) {
         return;
     }
     if (!other.used_ || other.stream_ == stream) return;
-    if (!other.recorded_) record(other.event_, other.stream_);
+    if (waiting_stream_ != stream) waited_.clear();
+    waiting_stream_ = stream;
+    u64& waited = waited_[other.id_];
+    if (waited == other.launches_) return;  // this stream is behind that launch already
+    if (!other.recorded_) other.record_launch();
     driver.check(driver.stream_wait_event(stream, other.event_, 0), "cuStreamWaitEvent");
-    device_->record_always = true;
+    waited = other.launches_;
+}
+
+u64 LaunchLane::next_id() {
+    static std::atomic<u64> last = 0;
+    return ++last;
+}
+
+void LaunchLane::record_launch() {
+    record(event_, stream_);
+    recorded_ = true;
 }
 
 void LaunchLane::enter(cuda::Stream stream) {
@@ -130,9 +148,10 @@ void LaunchLane::leave(cuda::Stream stream) {
         return;
     }
     used_ = true;
+    ++launches_;
     stream_ = stream;
-    recorded_ = device_->record_always;
-    if (recorded_) record(event_, stream);
+    recorded_ = false;
+    if (device_->lanes.size() > 1) record_launch();
 }
 
 }  // namespace deep_moe

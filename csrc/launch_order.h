@@ -3,6 +3,7 @@
 // of a device fit beside each other. In the common case (one stream) nothing is added to a launch.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -34,6 +35,8 @@ private:
 
     bool conflicts_with(const LaunchLane& other) const;
     void wait_for(LaunchLane& other, cuda::Stream stream);
+    void record_launch();
+    static u64 next_id();  // unlike an address, never used again
 
     std::shared_ptr<DeviceLaunches> device_;
     u64 group_ = 0;
@@ -42,6 +45,11 @@ private:
     bool used_ = false, recorded_ = false;
     cuda::Stream stream_ = nullptr;
     cuda::Event event_ = nullptr;
+    const u64 id_ = next_id();
+    u64 launches_ = 0;
+    // Launches of other lanes that `waiting_stream_` is behind already.
+    std::map<u64, u64> waited_;  // by lane id
+    cuda::Stream waiting_stream_ = nullptr;
     // The last launch into a graph capture; graphs are ordered by the stream that replays them.
     u64 capture_id_ = 0;
     cuda::Stream capture_stream_ = nullptr;

@@ -8,10 +8,9 @@ Use:
     deep_moe.fp8_mega_moe(y, l1, l2, buffer)
 """
 
-from . import emulator as emulator
-from .buffer import LocalGroup as LocalGroup
-from .buffer import SymmBuffer as SymmBuffer
-from .config import Problem as Problem
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .errors import Deadlock as Deadlock
 from .errors import DeepMoeError as DeepMoeError
 from .errors import DeviceError as DeviceError
@@ -21,8 +20,39 @@ from .errors import MismatchError as MismatchError
 from .errors import OutOfBounds as OutOfBounds
 from .errors import PeerTimeout as PeerTimeout
 from .errors import Protocol as Protocol
-from .ops import TransformedWeights as TransformedWeights
-from .ops import fp8_mega_moe as fp8_mega_moe
-from .ops import stage as stage
-from .ops import transform_weights as transform_weights
 from .version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from . import emulator as emulator
+    from .buffer import LocalGroup as LocalGroup
+    from .buffer import SymmBuffer as SymmBuffer
+    from .config import Problem as Problem
+    from .ops import TransformedWeights as TransformedWeights
+    from .ops import fp8_mega_moe as fp8_mega_moe
+    from .ops import stage as stage
+    from .ops import transform_weights as transform_weights
+
+# What needs torch or the compiled extension is loaded at its first use: `python -m deep_moe env` has to work where one
+# of them is missing, and `warmup` need not wait for torch.
+_HOMES = {
+    "LocalGroup": ".buffer",
+    "SymmBuffer": ".buffer",
+    "Problem": ".config",
+    "TransformedWeights": ".ops",
+    "fp8_mega_moe": ".ops",
+    "stage": ".ops",
+    "transform_weights": ".ops",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "emulator":
+        return importlib.import_module(".emulator", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, "emulator"})

@@ -20,8 +20,9 @@ bool knows(const Fiber& f, const Stamp& s, Proxy proxy) {
         case StampKind::Weak:
         case StampKind::StrongGpu:
         case StampKind::StrongSys:
+        case StampKind::Settled:
             if (s.agent == f.warp->agent && s.lane == f.lane)
-                return proxy == Proxy::Generic || !f.dirty || s.time <= f.fenced;
+                return proxy == Proxy::Generic || s.kind == StampKind::Settled || !f.dirty || s.time <= f.fenced;
             return f.view->entry(proxy, s.agent).knows(s.lane, s.time);
         case StampKind::Barrier: return f.view->phase(s.agent) >= s.time;
         case StampKind::Pending: return false;
@@ -205,7 +206,7 @@ void settle_bulk_store(Fiber* f, const BulkStore& store) {
     Cell* c = store.shadow ? store.shadow->cell(store.global) : nullptr;
     for (u32 i = 0; c && i < store.bytes; i += kCellBytes, ++c)
         if (c->write.kind == StampKind::Pending && c->write.agent == agent && c->write.lane == f->lane)
-            c->write = make_stamp(time, agent, u8(f->lane), StampKind::Weak, 15);
+            c->write = make_stamp(time, agent, u8(f->lane), StampKind::Settled, 15);
     c = f->cta->shadow.cell(store.shared);
     for (u32 i = 0; i < store.bytes; i += kCellBytes, ++c)
         for (ReadStamp& r : c->reads)

@@ -173,7 +173,7 @@ private:
     u32 max_delay_log2 = 10;
     u32 mean_budget = 64;
     u64 woken_at_progress = 0;
-    u32 clock_jumps = 0;
+    u32 clock_jumps = 0, idle_looks = 0;
 
     std::unordered_map<const void*, Fiber*> pollers;  // address -> chain
     u8 poll_filter[4096] = {};

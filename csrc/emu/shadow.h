@@ -14,7 +14,8 @@ enum class StampKind : u8 {
     StrongGpu,  // relaxed, acquire, release or atomic of gpu (in shared memory: cta) scope
     StrongSys,
     Barrier,    // asynchronous, ordered by an mbarrier: agent = barrier id, time = its completed phase
-    Pending     // asynchronous, of a bulk group that its thread has not waited for
+    Pending,    // asynchronous, of a bulk group that its thread has not waited for
+    Settled     // asynchronous, of a bulk group that its thread has waited for: Weak, but its own copies need no fence
 };
 
 struct Stamp {

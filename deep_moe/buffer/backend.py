@@ -12,6 +12,9 @@ from .. import _C, jit
 from .status import abort_error
 
 DEFAULT_TIMEOUT_S = 60.0
+# On the emulated clock, which jumps by 1000 s when a rank is missing: past a wait for another rank, but not past twice
+# that time, when the barriers inside a block report a defect of the kernel.
+EMULATOR_TIMEOUT_S = 600.0
 
 
 class MegaPlan(Protocol):
@@ -26,6 +29,7 @@ class Backend(Protocol):
 
     host_status: int  # address that a kernel writes its abort record to, or 0
     reported: bool  # an abort record was raised
+    timeout_ns: int  # of a wait for another rank
 
     def stream(self) -> int:
         """The current stream's handle."""
@@ -44,7 +48,7 @@ class Backend(Protocol):
 
 
 def timeout_ns() -> int:
-    """How long a kernel waits for another rank: DEEP_MOE_TIMEOUT in seconds, by default 60."""
+    """How long a kernel on a GPU waits for another rank: DEEP_MOE_TIMEOUT in seconds, by default 60."""
     text = os.environ.get("DEEP_MOE_TIMEOUT") or DEFAULT_TIMEOUT_S
     try:
         seconds = float(text)
@@ -82,6 +86,8 @@ def _emulator_kernel(kernel: jit.Kernel, name: str, info: tuple[int, ...]) -> "_
 class GpuBackend:
     """Launches on one GPU."""
 
+    reported = False
+
     def __init__(
         self, device: torch.device, configs: "list[_C.Config]", num_sms: int, group_id: int, rank: int
     ) -> None:
@@ -89,8 +95,8 @@ class GpuBackend:
         with _loading:
             kernels = [_gpu_kernel(device.index, *each) for each in zip(built, *_expected(configs), strict=True)]
         *self._kernels, self._stage_kernel = kernels
-        self.reported = False
         self._device = device
+        self.timeout_ns = timeout_ns()
         self._num_sms = num_sms
         self._lane = _C.LaunchLane(device.index, group_id, rank, num_sms)
         self._stage_plan = None
@@ -122,13 +128,14 @@ class EmulatorBackend:
     """Launches on the emulator: a call returns when the rank's grid has ended."""
 
     host_status = 0
+    reported = False
+    timeout_ns = int(EMULATOR_TIMEOUT_S * 1e9)
 
     def __init__(self, world: "_C.emu.World", configs: "list[_C.Config]", num_sms: int | None, rank: int) -> None:
         built = build_kernels(configs, "emulator")
         with _loading:
             kernels = [_emulator_kernel(*each) for each in zip(built, *_expected(configs), strict=True)]
         *self._kernels, self._stage_kernel = kernels
-        self.reported = False
         self._world = world
         self._configs = configs
         self._num_sms = num_sms

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _C
 from ..config import Problem
 from ..errors import DeepMoeError, DeviceError
-from .backend import Backend, EmulatorBackend, GpuBackend, timeout_ns
+from .backend import Backend, EmulatorBackend, GpuBackend
 from .collective import Collective, ProcessGroup, SingleRank, together
 from .digest import compare, digest_of
 from .local_group import LocalRank
@@ -64,7 +64,6 @@ class SymmBuffer:
             self.device = _checked_device(group, self.num_ranks, device)
             self.num_sms = _checked_num_sms(group, self.device, num_sms)
             self._configs = problem.configs(self.num_ranks)
-            self._timeout_ns = timeout_ns()
             return digest_of(problem, self._configs, self.device.type)
 
         compare(collective, together(collective, "describe its symmetric buffer", describe))
@@ -173,7 +172,7 @@ class SymmBuffer:
             l2_weights=l2.weight.data_ptr(),
             l2_scales=l2.scales.data_ptr(),
             host_status=self._backend.host_status,
-            timeout_ns=self._timeout_ns,
+            timeout_ns=self._backend.timeout_ns,
             activation_clamp=float("inf") if clamp is None else clamp,
         )
         plan = self._plans[l1.key, l2.key, num_tokens_bound] = self._backend.mega_plan(variant, arguments)

@@ -13,16 +13,6 @@ from ..jit.compilers import Gxx, Nvcc, load_nvrtc, nvrtc_version
 from ..jit.paths import include_dir
 from ..version import __version__
 
-VARIABLES = (
-    "DEEP_MOE_CACHE_DIR",
-    "DEEP_MOE_JIT",
-    "DEEP_MOE_JIT_COMPILER",
-    "DEEP_MOE_NVCC",
-    "CXX",
-    "DEEP_MOE_TIMEOUT",
-    "DEEP_MOE_CHECK",
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """This command has none."""
@@ -102,8 +92,8 @@ class EnvReport:
         for root in filter(None, (cache.writable, *cache.read_only)):
             mode = "writable" if root == cache.writable else "read-only"
             self.line("cache", f"{root} ({mode}, {len(list(root.glob(f'[!.]*/{META}')))} kernels)")
-        for variable in VARIABLES:
-            if variable in os.environ:
+        for variable in sorted(os.environ):
+            if variable.startswith("DEEP_MOE_") or variable in ("CXX", "CUDA_HOME", "CUDA_PATH"):
                 self.line("variable", f"{variable}={os.environ[variable]}")
 
     def finish(self) -> None:

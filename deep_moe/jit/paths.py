@@ -12,9 +12,18 @@ def _data_dir(name: str) -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / name
 
 
+_include_dir: Path | None = None  # what use_include_dir has set
+
+
 def include_dir() -> Path:
     """The folder that holds `deep_moe/kernels/...` and every other device header."""
-    return _data_dir("include")
+    return _include_dir or _data_dir("include")
+
+
+def use_include_dir(path: Path | None) -> None:
+    """Makes this process compile the device headers in `path`, for tests that change them; None: the package's own."""
+    global _include_dir
+    _include_dir = path
 
 
 def presets_file() -> Path:

@@ -38,15 +38,15 @@ BORDER_SHARE = (
 )
 
 
-def error_bar(problem, num_tokens: int) -> float:
-    """Largest relative Frobenius error of `num_tokens` correct tokens that have an expert.
+def error_bar(problem, num_tokens: int, large_batch: float = DEFAULT_BAR) -> float:
+    """Largest relative Frobenius error of `num_tokens` correct tokens that have an expert; `large_batch` of very many.
 
     Nearly all of it comes from requantised values that fall on the other side of a rounding border, each off by up to
     7 %. A large batch averages over many; a single token, whose slots may all go to one expert, may meet an important
     one.
     """
     borders = BORDER_SHARE * max(num_tokens, 1) * problem.intermediate
-    return DEFAULT_BAR * (1 + 6 / borders**0.5)
+    return large_batch * (1 + 6 / borders**0.5)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -186,6 +186,7 @@ private:
             ok = wait_word<hw::Scope::Gpu>(ctx, WaitSite::RingSlot, previous,
                                            ctx.template block_counters<BufferField::L2Done>() + previous,
                                            [](u32 n) { return n == kConfig.l2_n_tiles() * kNumMathWarps; });
+        hw::fence_proxy_async();  // the slot's last row was written and read by bulk copies, and so is the next one
         hw::sync_warp();
         return hw::all_lanes(ok);
     }

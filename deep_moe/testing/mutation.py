@@ -1,0 +1,251 @@
+"""The mutation test: plants each fault of `mutants.py` in a copy of the device headers and sees whether the emulator, the
+reference or the statistics notice it.
+
+A mutant is built and run in a process of its own, which it may hang or crash. The suite is a list of cases, cheapest
+first: each is a few layers back to back on two ranks, so that the ranks drift apart, and runs under several seeds.
+"""
+
+import dataclasses
+import functools
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import deep_moe
+from deep_moe import testing
+from deep_moe.errors import DeepMoeError, JitError
+from deep_moe.jit import compilers, paths
+from deep_moe.testing.mutants import MUTANTS, Mutant
+
+TRIAL_SECONDS = 180.0  # builds included; then a trial counts as hanging
+WAIT_SECONDS = 0.2  # of emulated time: waits for other CTAs and ranks in a livelock end after this long
+
+
+class Layer(NamedTuple):
+    """One call on all ranks: tokens per rank, the name of a pattern of `Routing`, the expert of `to_expert`."""
+
+    counts: tuple[int, int]
+    pattern: str
+    expert: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Layers that follow each other without a host synchronisation, on one buffer of two ranks."""
+
+    name: str
+    block_m: int
+    clamp: float | None
+    layers: tuple[Layer, ...]
+    num_sms: int = 2
+
+    def problem(self) -> deep_moe.Problem:
+        """Nothing is a multiple of a tile, and the ring of four row blocks wraps."""
+        ring = dict(block_m=self.block_m, ring_rows=4 * self.block_m, lag_blocks=2, unit_blocks=2)
+        shape = dict(num_experts=4, num_topk=4, hidden=384, intermediate=192, max_tokens_per_rank=100)
+        return deep_moe.Problem(**shape, activation_clamp=self.clamp, overrides=ring)
+
+
+# More than 256 entries on a rank are routed by two CTAs.
+LAYERS = (
+    Layer((100, 70), "random"),
+    Layer((0, 40), "with_holes"),
+    Layer((90, 100), "to_expert", 2),
+    Layer((33, 7), "duplicates"),
+)
+CASES = (
+    Case("64-row tiles", block_m=64, clamp=None, layers=LAYERS),
+    Case("64-row tiles, clamp", block_m=64, clamp=0.4, layers=LAYERS[::3]),
+    Case("128-row tiles, clamp", block_m=128, clamp=0.4, layers=LAYERS),
+    Case("64-row tiles, 3 CTAs", block_m=64, clamp=None, layers=LAYERS, num_sms=3),
+)
+
+
+class Caught(AssertionError):
+    """A result that is wrong; the message says how, first in a word or two."""
+
+
+# Of the headers that this process compiles.
+@functools.cache
+def _world(case: Case) -> testing.World:
+    return testing.World(case.problem(), num_ranks=2, num_sms=case.num_sms)
+
+
+@functools.cache
+def _inputs(case: Case) -> list[list[testing.RankInputs]]:
+    """Per layer and rank."""
+    world, made = _world(case), []
+    for seed, layer in enumerate(case.layers):
+        pattern = getattr(world.routing, layer.pattern)
+        made.append(world.inputs(layer.counts, pattern if layer.expert is None else pattern(layer.expert), seed))
+    return made
+
+
+@functools.cache
+def _wanted(case: Case) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+    """y per layer and rank; the rows that the experts of each rank receive in all layers."""
+    world, layers = _world(case), _inputs(case)
+    return [world.expected_of_all(inputs) for inputs in layers], sum(map(world.expected_stats, layers))
+
+
+class RankSeen(NamedTuple):
+    """What a rank has computed."""
+
+    ys: list[torch.Tensor]  # per layer
+    stats: torch.Tensor  # accumulated over the layers
+
+
+def run_case(case: Case, seed: int) -> list[RankSeen]:
+    """All layers on the emulator; raises what it finds."""
+    world, layers = _world(case), _inputs(case)
+
+    def body(rank: testing.Rank) -> RankSeen:
+        own = [inputs[rank.group.rank()] for inputs in layers]
+        prepared = [(rank.put(given), rank.new_y(given)) for given in own]
+        stats = rank.new_stats()
+        for put, y in prepared:
+            rank.stage(put)
+            rank.mega(y, stats)
+        return RankSeen([y for _, y in prepared], stats)
+
+    world.poison()
+    return world.run(body, seed=seed)
+
+
+def check_case(case: Case, seen: list[RankSeen]) -> None:
+    """Every layer against the reference, and the received rows; raises Caught."""
+    problem = _world(case).problem
+    wanted, rows = _wanted(case)
+    for step, of_ranks in enumerate(wanted):
+        for rank, truth in enumerate(of_ranks):
+            where = f"{case.name}: layer {step}, rank {rank}"
+            error = testing.error_of(seen[rank].ys[step], truth)
+            bar = testing.error_bar(problem, int((truth != 0).any(1).sum()))
+            if not error.frobenius < float("inf"):
+                raise Caught(f"wrong result: {where}: NaN, or not zero where no expert is")
+            if error.frobenius > bar or error.worst_row > testing.error_bar(problem, 1):
+                raise Caught(f"error too large: {where}: {error.frobenius:.1e}, worst token {error.worst_row:.1e}")
+    for rank, (_, stats) in enumerate(seen):
+        if not torch.equal(stats, rows[rank]):
+            raise Caught(f"statistics wrong: {case.name}: rank {rank}: {stats.tolist()}, not {rows[rank].tolist()}")
+
+
+def run_suite(seeds: int) -> None:
+    """Every case under every seed; raises at the first thing that is noticed."""
+    first: dict[Case, list[RankSeen]] = {}
+    for seed in range(seeds):
+        for case in CASES:
+            seen = run_case(case, seed)
+            check_case(case, seen)
+            for ours, others in zip(seen, first.setdefault(case, seen), strict=True):
+                if not all(map(testing.same_bits, ours.ys, others.ys)):
+                    raise Caught(f"wrong result: {case.name}: seed {seed} gives other bits than seed 0")
+
+
+def describe(error: BaseException) -> str:
+    """What caught a mutant, in one line."""
+    line = str(error).splitlines()[0] if str(error) else ""
+    return line if isinstance(error, Caught) else f"{type(error).__name__}: {line}"
+
+
+def trial_process(folder: Path, seeds: int, pipe) -> None:
+    """Body of a trial's process: sends "" when the suite passes, else what it noticed; None: it does not compile."""
+    os.environ["DEEP_MOE_CACHE_DIR"] = str(folder / "cache")
+    os.environ["DEEP_MOE_TIMEOUT"] = str(WAIT_SECONDS)
+    os.environ["DEEP_MOE_JIT"] = "allow"
+    torch.set_num_threads(1)
+    compilers.Gxx.optimisation = "-O0"  # a build runs for a second or two
+    paths.use_include_dir(folder / "include")
+    verdict: str | JitError = ""
+    try:
+        Trial().run_suite(seeds)
+    except JitError as error:
+        verdict = error
+    except (DeepMoeError, Caught) as error:
+        verdict = describe(error)
+    pipe.send(verdict)
+    os._exit(0)  # a world with a fault is not worth tidying up
+
+
+class Outcome(NamedTuple):
+    mutant: Mutant | None  # None: the unmutated headers
+    caught: str  # by what; "" when it survived
+    seconds: float
+
+
+def write_headers(mutant: Mutant | None, folder: Path) -> None:
+    """Copies the device headers to `folder`/include with the mutant applied. ValueError where its text is not there."""
+    shutil.copytree(paths.include_dir(), folder / "include")
+    if mutant is None:
+        return
+    path = folder / "include" / "deep_moe" / mutant.file
+    text = path.read_text(encoding="utf-8")
+    found = text.count(mutant.old)
+    if found != mutant.count:
+        raise ValueError(
+            f"mutant {mutant.name!r}: its text occurs {found} times in {mutant.file}, not {mutant.count}; "
+            "bring deep_moe/testing/mutants.py up to date with the headers"
+        )
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+
+
+@functools.cache
+def _context():
+    """Starts processes from a small server that has torch loaded already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def try_mutant(mutant: Mutant | None, seeds: int, limit: float = TRIAL_SECONDS) -> Outcome:
+    """Builds and runs the headers with this mutant (None: as they are) in a process of its own.
+
+    Raises ValueError when the mutant's text is not in the headers, JitError when it does not compile.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="deep_moe-mutant-") as name:
+        write_headers(mutant, Path(name))
+        ours, theirs = _context().Pipe()
+        process = _context().Process(target=trial_process, args=(Path(name), seeds, theirs))
+        process.start()
+        theirs.close()
+        verdict = _verdict(process, ours, limit)
+        process.join()
+    if isinstance(verdict, JitError):
+        raise JitError(f"mutant {mutant and mutant.name!r} does not compile:\n{verdict}") from verdict
+    return Outcome(mutant, verdict, time.monotonic() - start)
+
+
+def _verdict(process, pipe, limit: float) -> str | JitError:
+    if not pipe.poll(limit):
+        process.kill()
+        return f"time limit: {limit:.0f} s"
+    try:
+        return pipe.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode
+        return f"crash: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+
+
+def try_mutants(
+    mutants: Sequence[Mutant], seeds: int, jobs: int = 1, progress: Callable[[Outcome], None] | None = None
+) -> list[Outcome]:
+    """The outcomes of `mutants` in their order. progress: called with each, in that order, as soon as it is known."""
+    outcomes = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcome in pool.map(lambda mutant: try_mutant(mutant, seeds), mutants):
+            outcomes.append(outcome)
+            if progress:
+                progress(outcome)
+    return outcomes
