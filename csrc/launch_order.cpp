@@ -44,7 +44,7 @@ public:
     std::mutex mutex;
     std::vector<std::weak_ptr<LaunchLane>> lanes;
     u32 num_sms = 0;
-    bool crowded = false;        // the lanes do not fit beside each other
+    bool crowded = false;  // the lanes do not fit beside each other
 };
 
 namespace {

@@ -1,4 +1,4 @@
-"""`python -m deep_moe env | warmup | demo`."""
+"""`python -m deep_moe env | warmup | demo | mutate`."""
 
 import sys
 

@@ -23,7 +23,7 @@ def pytest_addoption(parser):
     group.addoption("--mma-type", default="fp8xfp8", choices=["fp8xfp8"], help="kernels under test")
     group.addoption("--arch", default="sm_90a", choices=["sm_90a"], help="architecture of the emulated kernels")
     group.addoption("--ranks", default="1,2,4,8", help="rank counts to test, comma-separated")
-    group.addoption("--seeds", type=int, default=3, help="emulator schedules to try where a test varies them")
+    group.addoption("--seeds", type=int, default=2, help="emulator schedules to try where a test varies them")
     group.addoption("--all", action="store_true", help="also the tests marked `extended`")
 
 

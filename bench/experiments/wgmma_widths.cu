@@ -31,7 +31,7 @@ __device__ void multiply(u8* a, u8* b, float* d, bool transposed) {
             const u64 db = swizzle128_descriptor(hw::shared_address(b + n * kK));
             for (u32 i = 0; i < kN / 2; ++i) hw::wgmma_touch(acc[i]);
             hw::wgmma_fence();
-            DM_UNROLL
+    DM_UNROLL
             for (u32 k = 0; k < kK; k += 32)
                 hw::wgmma_m64k32_e4m3<kN>(acc, advance_descriptor(da, k), advance_descriptor(db, k), k != 0);
             hw::wgmma_commit();

@@ -33,7 +33,8 @@ void fiber_main() {
 }
 
 void check(bool ok, const LaunchRequest& r, const std::string& what) {
-    if (!ok) throw Fault(FaultKind::Protocol, "launch of " + r.name + " on rank " + std::to_string(r.rank) + ": " + what);
+    if (!ok)
+        throw Fault(FaultKind::Protocol, "launch of " + r.name + " on rank " + std::to_string(r.rank) + ": " + what);
 }
 
 void check_request(const LaunchRequest& r, u32 num_ranks) {
@@ -146,8 +147,8 @@ void WorldImpl::build_areas(Grid& grid) {
 void WorldImpl::build_cta(Grid& grid, Cta& cta) {
     const LaunchRequest& r = *grid.request;
     if (cta.shared == nullptr) {
-        void* memory = mmap(nullptr, align_up(kMaxSharedBytes, 4096u), PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void* memory =
+            mmap(nullptr, align_up(kMaxSharedBytes, 4096u), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) throw Fault(FaultKind::Internal, "out of memory for shared memory");
         cta.shared = static_cast<u8*>(memory);
         cta.shadow = Shadow(cta.shared, kMaxSharedBytes);

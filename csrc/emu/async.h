@@ -33,13 +33,17 @@ void for_box_rows(const TensorMapImage& m, const u32* coordinates, const Visit& 
     for (u32 dz = 0; dz < planes; ++dz)
         for (u32 dy = 0; dy < m.box[1]; ++dy) {
             const i64 row = y + dy, plane = z + dz;
-            const bool inside = row >= 0 && u64(row) < m.dims[1] && plane >= 0 && (m.rank < 3 || u64(plane) < m.dims[2]);
+            const bool inside =
+                row >= 0 && u64(row) < m.dims[1] && plane >= 0 && (m.rank < 3 || u64(plane) < m.dims[2]);
             // Columns [first, last) of the box are inside the tensor.
             const i64 first = x < 0 ? -x : 0;
             const i64 last = min_of<i64>(m.box[0], i64(m.dims[0]) - x);
             const u32 offset = (dz * m.box[1] + dy) * m.box[0];
-            if (!inside || first >= last) visit(static_cast<u8*>(nullptr), offset, 0u, 0u);
-            else visit(m.base + row * m.strides[0] + plane * m.strides[1] + x + first, offset, u32(first), u32(last - first));
+            if (!inside || first >= last)
+                visit(static_cast<u8*>(nullptr), offset, 0u, 0u);
+            else
+                visit(m.base + row * m.strides[0] + plane * m.strides[1] + x + first, offset, u32(first),
+                      u32(last - first));
         }
 }
 

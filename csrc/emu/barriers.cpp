@@ -55,19 +55,22 @@ Barrier& find_barrier(Fiber* f, const u64* p, const char* what) {
     const u64 offset = u64(p) - u64(cta.shared);
     const u16 slot = offset / 8 < cta.barrier_of.size() && offset % 8 == 0 ? cta.barrier_of[offset / 8] : 0;
     if (slot == 0)
-        fail(f, FaultKind::Protocol, std::string(what) + " at " + place_name(*f, p) + ": no initialised mbarrier there");
+        fail(f, FaultKind::Protocol,
+             std::string(what) + " at " + place_name(*f, p) + ": no initialised mbarrier there");
     Barrier& b = *cta.barriers[slot - 1];
     const bool own = b.init_agent == f->warp->agent && b.init_lane == f->lane;
     if (f->world->weak_memory && !own && !f->view->entry(Proxy::Generic, b.init_agent).knows(b.init_lane, b.init_time))
-        fail(f, FaultKind::Race, std::string(what) + " on " + barrier_name(cta, b) + " is not ordered after its mbarrier_init");
+        fail(f, FaultKind::Race,
+             std::string(what) + " on " + barrier_name(cta, b) + " is not ordered after its mbarrier_init");
     return b;
 }
 
 Barrier& find_async_barrier(Fiber* f, const u64* p, const char* what) {
     Barrier& b = find_barrier(f, p, what);
     if (!b.async_visible)
-        fail(f, FaultKind::Protocol, std::string(what) + " on " + barrier_name(*f->cta, b) +
-                                         ": fence_mbarrier_init did not follow its mbarrier_init");
+        fail(f, FaultKind::Protocol,
+             std::string(what) + " on " + barrier_name(*f->cta, b) +
+                 ": fence_mbarrier_init did not follow its mbarrier_init");
     return b;
 }
 
@@ -81,9 +84,9 @@ void complete_bytes(WorldImpl& world, Cta& cta, Barrier& b, u32 phase, u32 bytes
     }
     b.tx -= bytes;
     if (b.tx < -kMaxTransactionBytes || (b.tx < 0 && b.pending == 0)) {
-        world.fail_copy(cta, FaultKind::Protocol, "more bytes arrive on " + barrier_name(cta, b) + " than phase " +
-                                                      std::to_string(phase) + " expects (by " + std::to_string(-b.tx) +
-                                                      "): the expected transaction count is too small");
+        world.fail_copy(cta, FaultKind::Protocol,
+                        "more bytes arrive on " + barrier_name(cta, b) + " than phase " + std::to_string(phase) +
+                            " expects (by " + std::to_string(-b.tx) + "): the expected transaction count is too small");
         return;
     }
     try_complete_phase(world, b);
@@ -136,8 +139,9 @@ void api_mbarrier_arrive(ThreadHead* t, u64* p, u32 bytes, bool expects_tx) {
     world.enter(f);
     Barrier& b = find_barrier(f, p, "mbarrier_arrive");
     if (b.pending == 0)
-        fail(f, FaultKind::Protocol, "an arrival on " + barrier_name(*f->cta, b) + " beyond the " +
-                                         std::to_string(b.expected) + " of its phase " + std::to_string(b.phase));
+        fail(f, FaultKind::Protocol,
+             "an arrival on " + barrier_name(*f->cta, b) + " beyond the " + std::to_string(b.expected) +
+                 " of its phase " + std::to_string(b.phase));
     if (expects_tx) {
         b.tx += bytes;
         if (bytes > kMaxTransactionBytes || b.tx > kMaxTransactionBytes)
@@ -148,8 +152,9 @@ void api_mbarrier_arrive(ThreadHead* t, u64* p, u32 bytes, bool expects_tx) {
     ++world.progress;
     ++f->cta->grid->counts.mbarrier_arrivals;
     if (b.pending == 0 && b.tx < 0)
-        fail(f, FaultKind::Protocol, "more bytes have arrived on " + barrier_name(*f->cta, b) + " than phase " +
-                                         std::to_string(b.phase) + " expects: the transaction count is too small");
+        fail(f, FaultKind::Protocol,
+             "more bytes have arrived on " + barrier_name(*f->cta, b) + " than phase " + std::to_string(b.phase) +
+                 " expects: the transaction count is too small");
     try_complete_phase(world, b);
 }
 

@@ -128,13 +128,15 @@ void bind_emulator(py::module_& m) {
                 return reinterpret_cast<u64>(w.allocate(rank, bytes, name));
             },
             py::arg("rank"), py::arg("bytes"), py::arg("name"), "Address of page-aligned memory, filled with 0x7f.")
-        .def("release", [](World& w, u64 base) { w.release(pointer(base)); }, py::arg("base"))
+        .def(
+            "release", [](World& w, u64 base) { w.release(pointer(base)); }, py::arg("base"))
         .def("launch", &launch, py::arg("rank"), py::arg("name"), py::arg("entry"), py::arg("num_sms"),
              py::arg("threads"), py::arg("smem_bytes"), py::arg("args"), py::arg("regions"), py::arg("smem_fields"),
              py::arg("options"),
              "Runs a grid of one rank and returns its counts. regions: (name, address, bytes, writable, rank); "
              "smem_fields: (name, offset, bytes).")
-        .def("rank_ended", &World::rank_ended, py::arg("rank"), py::arg("why"), py::call_guard<py::gil_scoped_release>())
+        .def("rank_ended", &World::rank_ended, py::arg("rank"), py::arg("why"),
+             py::call_guard<py::gil_scoped_release>())
         .def("rank_started", &World::rank_started, py::arg("rank"), py::call_guard<py::gil_scoped_release>())
         .def("rank_blocked", &World::rank_blocked, py::arg("rank"), py::arg("blocked"),
              py::call_guard<py::gil_scoped_release>());

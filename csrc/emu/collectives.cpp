@@ -30,8 +30,7 @@ void complete_warp(Warp& w, Collective op, WorldImpl& world) {
 
 u64 warp_collective(Fiber* f, Collective op, u64 value, u32 argument) {
     Warp& w = *f->warp;
-    if (w.exited != 0)
-        fail(f, FaultKind::Protocol, collective_text(op) + " after lanes of the warp have ended");
+    if (w.exited != 0) fail(f, FaultKind::Protocol, collective_text(op) + " after lanes of the warp have ended");
     const bool last = arrive(f, w.meeting, op, 0, 0, kWarpSize, true);
     w.values[f->lane] = value;
     w.arguments[f->lane] = argument;
@@ -76,8 +75,9 @@ void change_registers(Fiber* f, bool raise, u32 registers) {
     if (registers % 8 != 0 || registers < 24 || registers > 256)
         fail(f, FaultKind::Protocol, "setmaxnreg wants a multiple of 8 in 24..256, not " + std::to_string(registers));
     if (raise ? registers < wg.registers : registers > wg.registers)
-        fail(f, FaultKind::Protocol, std::string(raise ? "raise" : "lower") + "_max_registers to " +
-                                         std::to_string(registers) + " from " + std::to_string(wg.registers));
+        fail(f, FaultKind::Protocol,
+             std::string(raise ? "raise" : "lower") + "_max_registers to " + std::to_string(registers) + " from " +
+                 std::to_string(wg.registers));
     if (raise) {
         wg.wants = registers;
     } else {
@@ -108,8 +108,9 @@ void warpgroup_collective(Fiber* f, Collective op, u64 value, u32 argument) {
 bool arrive(Fiber* f, Meeting& m, Collective op, u64 value, u32 argument, u32 size, bool uniform) {
     if (m.count == 0) m = {op, 0, value, argument};
     if (m.op != op)
-        fail(f, FaultKind::Protocol, "divergence: this thread is at " + collective_text(op) + " while " +
-                                         std::to_string(m.count) + " others wait at " + collective_text(m.op));
+        fail(f, FaultKind::Protocol,
+             "divergence: this thread is at " + collective_text(op) + " while " + std::to_string(m.count) +
+                 " others wait at " + collective_text(m.op));
     if (uniform && (m.value != value || m.argument != argument))
         fail(f, FaultKind::Protocol, "divergence: the lanes bring different arguments to " + collective_text(op));
     if (++m.count < size) return false;

@@ -68,13 +68,13 @@ namespace deep_moe::emu {
 void* new_context(u8* top, void (*entry)()) {
     u64* sp = reinterpret_cast<u64*>(top);
 #if defined(__x86_64__)
-    *--sp = 0;                                   // where the caller's return address would be: ends a stack trace
-    *--sp = reinterpret_cast<u64>(entry);        // popped by `ret`; then sp is 8 mod 16, as after a call
+    *--sp = 0;                             // where the caller's return address would be: ends a stack trace
+    *--sp = reinterpret_cast<u64>(entry);  // popped by `ret`; then sp is 8 mod 16, as after a call
     for (u32 i = 0; i < 6; ++i) *--sp = 0;
 #else
     sp -= 20;
     for (u32 i = 0; i < 20; ++i) sp[i] = 0;
-    sp[11] = reinterpret_cast<u64>(entry);       // x30
+    sp[11] = reinterpret_cast<u64>(entry);  // x30
 #endif
     return sp;
 }

@@ -12,9 +12,9 @@ constexpr u8 kPoison = 0xff;  // what a destination holds until the data is ther
 
 void check_bulk(Fiber* f, const void* shared, const void* global, u32 bytes, const char* what) {
     if (bytes == 0 || bytes % 16 != 0 || u64(shared) % 16 != 0 || u64(global) % 16 != 0)
-        fail(f, FaultKind::Protocol, std::string(what) + " of " + std::to_string(bytes) + " bytes between " +
-                                         place_name(*f, global) + " and " + place_name(*f, shared) +
-                                         ": addresses and size must be multiples of 16");
+        fail(f, FaultKind::Protocol,
+             std::string(what) + " of " + std::to_string(bytes) + " bytes between " + place_name(*f, global) + " and " +
+                 place_name(*f, shared) + ": addresses and size must be multiples of 16");
 }
 
 // The destination in shared memory of an asynchronous load.
@@ -100,8 +100,8 @@ void api_bulk_store(ThreadHead* t, void* global, const void* shared, u32 bytes) 
     if (!f->bulk) f->bulk = std::make_unique<BulkGroups>();
     BulkGroups& groups = *f->bulk;
     u8* source = static_cast<u8*>(const_cast<void*>(shared));
-    groups.stores.push_back({static_cast<u8*>(global), source, bytes, groups.open, groups.next_serial, false,
-                             area.shadow});
+    groups.stores.push_back(
+        {static_cast<u8*>(global), source, bytes, groups.open, groups.next_serial, false, area.shadow});
     ++f->cta->grid->counts.bulk_stores;
     Copy c{};
     c.kind = Copy::Kind::BulkStore;
@@ -137,8 +137,10 @@ void api_bulk_wait(ThreadHead* t, u32 pending) {
     }
     std::vector<BulkStore> rest;
     for (const BulkStore& s : groups.stores) {
-        if (!due(s)) rest.push_back(s);
-        else if (world.weak_memory) settle_bulk_store(f, s);
+        if (!due(s))
+            rest.push_back(s);
+        else if (world.weak_memory)
+            settle_bulk_store(f, s);
     }
     groups.stores.swap(rest);
 }
@@ -151,7 +153,8 @@ void api_tma_load(ThreadHead* t, void* shared, const TensorMap* map, u32 rank, c
     Barrier& b = find_async_barrier(f, barrier, "tma_load");
     const u32 bytes = m.box[0] * m.box[1] * (rank == 3 ? m.box[2] : 1);
     if (u64(shared) % 128 != 0)
-        fail(f, FaultKind::Protocol, "tma_load to " + place_name(*f, shared) + ": the destination must be 128-byte aligned");
+        fail(f, FaultKind::Protocol,
+             "tma_load to " + place_name(*f, shared) + ": the destination must be 128-byte aligned");
     const u32 offset = shared_offset(f, shared, bytes, "tma_load");
     const Actor actor = barrier_actor(b);
     for_box_rows(m, coordinates, [&](const u8* row, u32, u32, u32 length) {

@@ -39,13 +39,13 @@ struct BulkStore {
     u32 group;
     u32 serial;
     bool completed;
-    const Shadow* shadow;            // of the global memory, or null
+    const Shadow* shadow;  // of the global memory, or null
 };
 
 // Bulk groups of one thread.
 struct BulkGroups {
-    std::vector<BulkStore> stores;   // not yet waited for
-    u32 open = 0;                    // number of the group that the next commit closes
+    std::vector<BulkStore> stores;  // not yet waited for
+    u32 open = 0;                   // number of the group that the next commit closes
     u32 next_serial = 0;
 };
 
@@ -58,12 +58,12 @@ struct Fiber : ThreadHead {
 
     // What it waits for.
     Wait wait = Wait::None;
-    bool named_site = false;         // poll_pause has told where the thread is
+    bool named_site = false;  // poll_pause has told where the thread is
     u32 site = 0, index = 0;
-    const void* address = nullptr;   // of the polled word or the barrier
-    u64 parity = 0;                  // of the mbarrier phase; for bulk groups: how many may stay pending
+    const void* address = nullptr;  // of the polled word or the barrier
+    u64 parity = 0;                 // of the mbarrier phase; for bulk groups: how many may stay pending
     Fiber* next_waiter = nullptr;
-    u64 result = 0;                  // of a collective
+    u64 result = 0;  // of a collective
 
     // The last words it looked at, so that poll_pause knows whether one has changed since.
     struct Look {
@@ -77,8 +77,8 @@ struct Fiber : ThreadHead {
 
     // Happens-before (view.h).
     ViewRef view;
-    u32 fenced = 0;                  // own writes up to here are visible to the async proxy
-    bool dirty = false;              // there are younger ones
+    u32 fenced = 0;      // own writes up to here are visible to the async proxy
+    bool dirty = false;  // there are younger ones
 
     std::unique_ptr<BulkGroups> bulk;
 };
@@ -87,16 +87,16 @@ static_assert(sizeof(Fiber) <= kHeadBytes);
 // Lanes that meet at a collective.
 struct Meeting {
     Collective op = Collective::None;
-    u32 count = 0;                   // arrived
+    u32 count = 0;  // arrived
     u64 value = 0;
     u32 argument = 0;
 };
 
 struct Warp {
     Cta* cta = nullptr;
-    u32 index = 0;                   // in its CTA
+    u32 index = 0;  // in its CTA
     Fiber* lanes[kWarpSize] = {};
-    u32 ready = 0;                   // lanes that can run
+    u32 ready = 0;  // lanes that can run
     u32 exited = 0;
     bool listed = false, slow = false;
 
@@ -105,7 +105,7 @@ struct Warp {
     u64 values[kWarpSize] = {};
     u32 arguments[kWarpSize] = {};
 
-    u32 agent = 0;                   // id in views
+    u32 agent = 0;  // id in views
     u32 time = 1;
     // The last join, which the other lanes of the warp usually want too.
     ViewRef memo_a, memo_b, memo_result, fence_memo_in, fence_memo_out;
@@ -119,39 +119,39 @@ struct WgmmaInstruction {
 };
 
 struct Accumulator {
-    float* d[kWarpgroupSize];        // each thread's registers
+    float* d[kWarpgroupSize];  // each thread's registers
     u32 n = 0;
-    u32 pending = 0;                 // instructions not yet executed; 0 and !live: slot is free
+    u32 pending = 0;  // instructions not yet executed; 0 and !live: slot is free
     bool live = false;
-    std::vector<float> values;       // [64][n]
+    std::vector<float> values;  // [64][n]
 };
 
 struct Warpgroup {
     Meeting meeting;
-    u32 registers = 0;               // per thread
-    u32 wants = 0;                   // registers that it waits for; 0: does not wait
-    u64 desc_a = 0, desc_b = 0;      // of the wgmma that its threads are arriving at
+    u32 registers = 0;           // per thread
+    u32 wants = 0;               // registers that it waits for; 0: does not wait
+    u64 desc_a = 0, desc_b = 0;  // of the wgmma that its threads are arriving at
     float* d[kWarpgroupSize] = {};
     std::vector<Accumulator> accumulators;
     std::vector<WgmmaInstruction> instructions;
-    u32 open_group = 0;              // number of the group that the next commit closes
-    u64 fence_step = 0;              // when the last wgmma_fence completed; 0: never
-    u64 retire_step = 0;             // when registers were last handed back
+    u32 open_group = 0;   // number of the group that the next commit closes
+    u64 fence_step = 0;   // when the last wgmma_fence completed; 0: never
+    u64 retire_step = 0;  // when registers were last handed back
 };
 
 struct Barrier {
-    u32 id = 0;                      // in views
-    u32 offset = 0;                  // in shared memory
-    u32 expected = 0;                // arrivals of a phase
+    u32 id = 0;        // in views
+    u32 offset = 0;    // in shared memory
+    u32 expected = 0;  // arrivals of a phase
     u32 pending = 0;
-    i64 tx = 0;                      // bytes expected and not yet arrived
-    u32 phase = 0;                   // completed phases of this launch
-    u32 base_phase = 0;              // completed phases of earlier launches: ids are reused, time goes on
-    bool async_visible = false;      // fence_mbarrier_init came after the initialisation
+    i64 tx = 0;                  // bytes expected and not yet arrived
+    u32 phase = 0;               // completed phases of this launch
+    u32 base_phase = 0;          // completed phases of earlier launches: ids are reused, time goes on
+    bool async_visible = false;  // fence_mbarrier_init came after the initialisation
     u16 init_agent = 0;
     u8 init_lane = 0;
     u32 init_time = 0;
-    ViewRef gathering, completed;    // what the arrivals of this phase know; of the last phase
+    ViewRef gathering, completed;  // what the arrivals of this phase know; of the last phase
     std::vector<Fiber*> waiters;
 
     u32 view_phase() const { return base_phase + phase; }
@@ -160,21 +160,21 @@ struct Barrier {
 // Tensor-core reads of shared memory, by 16-byte granules.
 struct TensorReads {
     u32 in_flight;
-    u32 last[16];                    // per warp of the CTA: its time when the read was waited for
+    u32 last[16];  // per warp of the CTA: its time when the read was waited for
 };
 
 struct Cta {
     Grid* grid = nullptr;
     u32 index = 0;
-    u8* shared = nullptr;            // [smem_bytes]
+    u8* shared = nullptr;  // [smem_bytes]
     std::vector<Fiber*> fibers;
     std::vector<Warp> warps;
     std::vector<Warpgroup> warpgroups;
     Meeting block_meeting;
-    u32 live = 0;                    // threads that have not ended
-    u32 free_registers = 0;          // of the register file, in registers per thread of a warpgroup
-    u32 in_flight = 0;               // asynchronous operations
-    std::vector<u16> barrier_of;     // shared word / 8 -> index in `barriers` + 1; 0: none
+    u32 live = 0;                 // threads that have not ended
+    u32 free_registers = 0;       // of the register file, in registers per thread of a warpgroup
+    u32 in_flight = 0;            // asynchronous operations
+    std::vector<u16> barrier_of;  // shared word / 8 -> index in `barriers` + 1; 0: none
     std::vector<std::unique_ptr<Barrier>> barriers;
     Shadow shadow;
     std::vector<TensorReads> tensor_reads;
@@ -190,14 +190,14 @@ struct Grid {
     std::vector<std::unique_ptr<Cta>> ctas;
     std::vector<u8*> arguments;
     std::vector<std::unique_ptr<u8[]>> argument_storage;
-    std::vector<Area> areas;         // sorted by address
+    std::vector<Area> areas;  // sorted by address
     std::vector<std::unique_ptr<Shadow>> own_shadows;
-    std::vector<u16> field_of;       // shared offset / 16 -> index in smem_fields + 1
-    u32 live = 0;                    // CTAs that have not ended
+    std::vector<u16> field_of;  // shared offset / 16 -> index in smem_fields + 1
+    u32 live = 0;               // CTAs that have not ended
     Counts counts;
 };
 
-std::string thread_name(const Fiber& f);      // "rank 0 stage CTA 1 warp 2 lane 3"
+std::string thread_name(const Fiber& f);                     // "rank 0 stage CTA 1 warp 2 lane 3"
 std::string barrier_name(const Cta& cta, const Barrier& b);  // "smem_barriers[3]"
 std::string collective_text(Collective op);
 [[noreturn]] void fail(Fiber* f, FaultKind kind, const std::string& message);

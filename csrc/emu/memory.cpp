@@ -18,8 +18,10 @@ const Area* lookup_area(const Grid& grid, const u8* p) {
     u32 low = 0, high = u32(grid.areas.size());
     while (low < high) {  // the first area that begins beyond p
         const u32 middle = (low + high) / 2;
-        if (grid.areas[middle].begin <= p) low = middle + 1;
-        else high = middle;
+        if (grid.areas[middle].begin <= p)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low == 0 ? nullptr : &grid.areas[low - 1];
 }
@@ -27,7 +29,9 @@ const Area* lookup_area(const Grid& grid, const u8* p) {
 std::string neighbours(const Grid& grid, const u8* p) {
     const Area* a = lookup_area(grid, p);
     std::string text;
-    if (a) text += "the region before is " + a->region->name + ", which ended " + std::to_string(p - a->end) + " bytes ago";
+    if (a)
+        text +=
+            "the region before is " + a->region->name + ", which ended " + std::to_string(p - a->end) + " bytes ago";
     return text.empty() ? "no region lies before it" : text;
 }
 
@@ -73,7 +77,8 @@ void acquire(Fiber* f, const void* p, const MemoryOp& op) {
 
 // Bounds; then the shadow to check, or null when there is nothing to check.
 const Shadow* locate(Fiber* f, const void* p, u32 bytes, bool write, const MemoryOp& op, const char* what) {
-    if (u64(p) % bytes != 0) fail(f, FaultKind::Protocol, std::string(what) + " at " + place_name(*f, p) + " is misaligned");
+    if (u64(p) % bytes != 0)
+        fail(f, FaultKind::Protocol, std::string(what) + " at " + place_name(*f, p) + " is misaligned");
     if (!op.shared) {
         const Shadow* shadow = find_area(f, p, bytes, write, what).shadow;
         return f->world->weak_memory ? shadow : nullptr;
@@ -97,8 +102,8 @@ const Area& find_area(Fiber* f, const void* p, u64 bytes, bool write, const char
         f->recent_area = a;
     }
     if (begin + bytes > a->end)
-        out_of_bounds(f, p, bytes, what, "runs over the end of " + a->region->name + " (" +
-                                             std::to_string(a->region->bytes) + " bytes)");
+        out_of_bounds(f, p, bytes, what,
+                      "runs over the end of " + a->region->name + " (" + std::to_string(a->region->bytes) + " bytes)");
     if (write && !a->region->writable) out_of_bounds(f, p, bytes, what, a->region->name + " is read-only");
     return *a;
 }
@@ -108,19 +113,22 @@ u32 shared_offset(Fiber* f, const void* p, u64 bytes, const char* what) {
     const LaunchRequest& r = *cta.grid->request;
     const u8* begin = static_cast<const u8*>(p);
     if (begin < cta.shared || begin + bytes > cta.shared + r.smem_bytes)
-        out_of_bounds(f, p, bytes, what, "not in the CTA's " + std::to_string(r.smem_bytes) + " bytes of shared memory");
+        out_of_bounds(f, p, bytes, what,
+                      "not in the CTA's " + std::to_string(r.smem_bytes) + " bytes of shared memory");
     const u32 offset = u32(begin - cta.shared);
     if (!r.smem_fields.empty()) {
         const u16 field = cta.grid->field_of[offset / 16];
         if (field == 0) out_of_bounds(f, p, bytes, what, "between the fields of shared memory");
         const SmemField& s = r.smem_fields[field - 1];
         if (offset < s.offset || offset + bytes > u64(s.offset) + s.bytes)
-            out_of_bounds(f, p, bytes, what, "runs over the end of " + s.name + " (" + std::to_string(s.bytes) + " bytes)");
+            out_of_bounds(f, p, bytes, what,
+                          "runs over the end of " + s.name + " (" + std::to_string(s.bytes) + " bytes)");
     }
     for (u32 word = offset / 8; word < (offset + bytes + 7) / 8; ++word)
         if (cta.barrier_of[word] != 0)
-            fail(f, FaultKind::Protocol, std::string(what) + " touches the mbarrier " +
-                                             barrier_name(cta, *cta.barriers[cta.barrier_of[word] - 1]) + " as data");
+            fail(f, FaultKind::Protocol,
+                 std::string(what) + " touches the mbarrier " +
+                     barrier_name(cta, *cta.barriers[cta.barrier_of[word] - 1]) + " as data");
     return offset;
 }
 

@@ -71,8 +71,7 @@ std::string stamp_text(const WorldImpl& w, StampKind kind, u32 agent, u32 lanes,
 
 void check_write_stamp(Fiber* f, const Actor& actor, const Stamp& s, const void* p, const char* mine) {
     if (morally_strong(*f, actor, s.kind, s.kind == StampKind::Barrier ? 0 : s.agent)) return;
-    if (!knows(*f, s, Proxy::Generic))
-        race(f, actor, p, mine, s.kind, s.agent, 1u << s.lane, "write", false);
+    if (!knows(*f, s, Proxy::Generic)) race(f, actor, p, mine, s.kind, s.agent, 1u << s.lane, "write", false);
     if (actor.proxy == Proxy::Async && !knows(*f, s, Proxy::Async))
         race(f, actor, p, mine, s.kind, s.agent, 1u << s.lane, "write", true);
 }
@@ -115,7 +114,7 @@ u64 bits(const Stamp& s) {
 }  // namespace
 
 Actor generic_actor(const Fiber& f, const MemoryOp& op) {
-    const StampKind kind = op.order == Order::Weak    ? StampKind::Weak
+    const StampKind kind = op.order == Order::Weak  ? StampKind::Weak
                            : op.scope == Scope::Sys ? StampKind::StrongSys
                                                     : StampKind::StrongGpu;
     return {kind, Proxy::Generic, u16(f.warp->agent), u8(f.lane), f.warp->time, 1u << f.lane};
@@ -170,8 +169,8 @@ bool race_write(Fiber* f, const Shadow& shadow, const void* p, u64 bytes, const 
 }
 
 void race_tensor_read(Fiber* lane, const void* p, u32 bytes) {
-    const Actor actor{StampKind::Weak, Proxy::Async, u16(lane->warp->agent), u8(lane->lane), lane->warp->time,
-                      1u << lane->lane};
+    const Actor actor{StampKind::Weak, Proxy::Async,     u16(lane->warp->agent),
+                      u8(lane->lane),  lane->warp->time, 1u << lane->lane};
     const Cell* c = lane->cta->shadow.cell(p);
     u64 ordered = 0;
     for (u32 i = 0; i < bytes; i += kCellBytes, ++c) {
@@ -187,15 +186,17 @@ void race_tensor_write(Fiber* f, u32 offset, u64 bytes) {
     for (u32 g = offset / 16; g < (offset + bytes + 15) / 16; ++g) {
         const TensorReads& reads = cta.tensor_reads[g];
         if (reads.in_flight != 0)
-            fail(f, FaultKind::Race, "race on " + place_name(*f, cta.shared + 16 * g) +
-                                         ": written while a wgmma in flight reads it (no wgmma_wait yet)");
+            fail(f, FaultKind::Race,
+                 "race on " + place_name(*f, cta.shared + 16 * g) +
+                     ": written while a wgmma in flight reads it (no wgmma_wait yet)");
         for (u32 w = 0; w < cta.warps.size(); ++w) {
             const u32 time = reads.last[w], agent = cta.warps[w].agent;
             if (time == 0 || agent == f->warp->agent) continue;
             if (!f->view->entry(Proxy::Generic, agent).knows_some_lane(time))
-                fail(f, FaultKind::Race, "race on " + place_name(*f, cta.shared + 16 * g) +
-                                             ": this thread's write is not ordered after the wgmma read by " +
-                                             f->world->agent_names[agent]);
+                fail(f, FaultKind::Race,
+                     "race on " + place_name(*f, cta.shared + 16 * g) +
+                         ": this thread's write is not ordered after the wgmma read by " +
+                         f->world->agent_names[agent]);
         }
     }
 }

@@ -12,7 +12,7 @@ struct Actor {
     u16 agent;
     u8 lane;
     u32 time;
-    u32 lanes;          // for reads: all lanes the stamp speaks of
+    u32 lanes;  // for reads: all lanes the stamp speaks of
 };
 
 Actor generic_actor(const Fiber& f, const MemoryOp& op);

@@ -77,7 +77,8 @@ std::string describe(const Fiber& f) {
             u32 of = kWarpSize;
             const Warpgroup& wg = f.cta->warpgroups[f.warp->index / 4];
             if (f.warp->arrived == 0 && wg.meeting.count != 0) m = &wg.meeting, of = kWarpgroupSize;
-            if (f.warp->arrived == 0 && wg.meeting.count == 0) m = &f.cta->block_meeting, of = u32(f.cta->fibers.size());
+            if (f.warp->arrived == 0 && wg.meeting.count == 0)
+                m = &f.cta->block_meeting, of = u32(f.cta->fibers.size());
             return std::string(collective_name(m->op)) + ": " + std::to_string(m->count) + " of " + std::to_string(of) +
                    " threads have arrived";
         }
@@ -115,7 +116,8 @@ std::string stall_report(WorldImpl& world) {
     for (u32 r = 0; r < world.ranks.size(); ++r) {
         const RankState& rank = world.ranks[r];
         if (!rank.running || !rank.running->grid) {
-            text += "rank " + std::to_string(r) + (rank.ended ? " has ended: " + rank.why_ended : " has not launched") + "\n";
+            text += "rank " + std::to_string(r) + (rank.ended ? " has ended: " + rank.why_ended : " has not launched") +
+                    "\n";
             continue;
         }
         for (const auto& cta : rank.running->grid->ctas) {
@@ -124,8 +126,8 @@ std::string stall_report(WorldImpl& world) {
                 for (u32 lane = 0; lane < kWarpSize; ++lane) waits[describe(*warp.lanes[lane])] |= 1u << lane;
                 for (const auto& [what, lanes] : waits)
                     text += "rank " + std::to_string(r) + " " + rank.running->request->name + " CTA " +
-                            std::to_string(cta->index) + " warp " + std::to_string(warp.index) + lane_list(lanes) + ": " +
-                            what + "\n";
+                            std::to_string(cta->index) + " warp " + std::to_string(warp.index) + lane_list(lanes) +
+                            ": " + what + "\n";
             }
         }
     }

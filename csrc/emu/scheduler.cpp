@@ -39,8 +39,7 @@ void WorldImpl::finish(Fiber* f) {
     warp.exited |= 1u << f->lane;
     ++progress;
     if (--cta.live == 0) {
-        if (cta.in_flight != 0)
-            fail(f, FaultKind::Protocol, "the CTA ended with asynchronous copies in flight");
+        if (cta.in_flight != 0) fail(f, FaultKind::Protocol, "the CTA ended with asynchronous copies in flight");
         for (const Warpgroup& wg : cta.warpgroups)
             if (!wg.instructions.empty())
                 fail(f, FaultKind::Protocol, "the CTA ended with wgmmas that nobody has waited for");

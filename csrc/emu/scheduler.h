@@ -29,17 +29,17 @@ struct Copy {
     u8* shared;
     u8* global;
     u32 bytes;
-    Barrier* barrier;            // loads
-    u32 phase;                   // of the barrier when the copy was issued
-    Fiber* fiber;                // stores: whose bulk group
-    const TensorMap* map;        // tma
+    Barrier* barrier;      // loads
+    u32 phase;             // of the barrier when the copy was issued
+    Fiber* fiber;          // stores: whose bulk group
+    const TensorMap* map;  // tma
     u32 coordinates[3];
 };
 
 struct Event {
-    u64 due;                     // step
-    u64 order;                   // ties: first come, first served
-    u32 copy;                    // index in copies, or kNoCopy: `launch` is over
+    u64 due;    // step
+    u64 order;  // ties: first come, first served
+    u32 copy;   // index in copies, or kNoCopy: `launch` is over
     Launch* launch;
     bool operator<(const Event& o) const { return due != o.due ? due > o.due : order > o.order; }
 };
@@ -64,9 +64,9 @@ struct RankState {
     Launch* running = nullptr;
     u32 launches = 0;
     std::chrono::steady_clock::time_point assemble_until{};
-    std::vector<u32> agents;                     // linear warp index -> agent id
-    std::vector<std::vector<u32>> barrier_ids;   // CTA -> nth barrier -> id
-    ViewRef view;                                // what the rank's stream knows
+    std::vector<u32> agents;                    // linear warp index -> agent id
+    std::vector<std::vector<u32>> barrier_ids;  // CTA -> nth barrier -> id
+    ViewRef view;                               // what the rank's stream knows
 };
 
 class WorldImpl {
@@ -89,10 +89,10 @@ public:
         if (--budget <= 0) preempt(f);
     }
     void preempt(Fiber* f);
-    void block(Fiber* f, Wait wait);     // returns when somebody has made f ready
+    void block(Fiber* f, Wait wait);  // returns when somebody has made f ready
     void make_ready(Fiber* f);
-    void finish(Fiber* f);               // the thread has ended; does not return
-    void add_copy(const Copy& copy);     // takes effect later, or at once without async effects
+    void finish(Fiber* f);            // the thread has ended; does not return
+    void add_copy(const Copy& copy);  // takes effect later, or at once without async effects
     void fail_copy(const Cta& cta, FaultKind kind, const std::string& message);  // where no fiber is at fault
     u64 now_ns() const { return step + clock_offset; }
 
@@ -109,17 +109,17 @@ public:
 
     // ---- state, changed only by the OS thread that drives -----------------------------------------------------------
     u64 step = 1;
-    u64 progress = 1;                    // changes whenever somebody waiting might want to look again
+    u64 progress = 1;  // changes whenever somebody waiting might want to look again
     i64 budget = 1;
     u64 clock_offset = 0;
     bool weak_memory = true, async_effects = true;
     Random random;
     Fiber* current = nullptr;
     ViewSizes sizes;
-    std::vector<u32> agent_rank;         // agent id -> rank
+    std::vector<u32> agent_rank;  // agent id -> rank
     std::vector<std::string> agent_names;
-    std::vector<u32> agent_time;         // where the next launch of the agent's warp goes on
-    std::vector<u32> barrier_phase;      // barrier id -> phases completed by ended launches
+    std::vector<u32> agent_time;     // where the next launch of the agent's warp goes on
+    std::vector<u32> barrier_phase;  // barrier id -> phases completed by ended launches
     std::vector<std::string> barrier_names;
     std::unordered_map<const void*, SyncWord> sync_words;
     std::vector<RankState> ranks;
@@ -164,7 +164,7 @@ private:
     std::optional<Fault> fault;
 
     void* driver_sp = nullptr;
-    std::optional<Fault> fiber_fault;    // raised by a fiber, taken over by the driver
+    std::optional<Fault> fiber_fault;  // raised by a fiber, taken over by the driver
     std::vector<Warp*> ready;
     std::priority_queue<Event> events;
     u64 event_order = 0;

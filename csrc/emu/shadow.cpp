@@ -12,8 +12,8 @@ u64 shadow_bytes(u64 bytes) { return align_up<u64>(ceil_div<u64>(bytes, kCellByt
 }  // namespace
 
 Shadow::Shadow(const u8* base, u64 bytes) : base_(base), bytes_(bytes) {
-    void* memory = mmap(nullptr, shadow_bytes(bytes), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory =
+        mmap(nullptr, shadow_bytes(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     cells_ = static_cast<Cell*>(memory);
 }

@@ -13,9 +13,9 @@ enum class StampKind : u8 {
     Weak,       // generic proxy
     StrongGpu,  // relaxed, acquire, release or atomic of gpu (in shared memory: cta) scope
     StrongSys,
-    Barrier,    // asynchronous, ordered by an mbarrier: agent = barrier id, time = its completed phase
-    Pending,    // asynchronous, of a bulk group that its thread has not waited for
-    Settled     // asynchronous, of a bulk group that its thread has waited for: Weak, but its own copies need no fence
+    Barrier,  // asynchronous, ordered by an mbarrier: agent = barrier id, time = its completed phase
+    Pending,  // asynchronous, of a bulk group that its thread has not waited for
+    Settled   // asynchronous, of a bulk group that its thread has waited for: Weak, but its own copies need no fence
 };
 
 struct Stamp {
@@ -23,7 +23,7 @@ struct Stamp {
     u16 agent;
     u8 lane;
     StampKind kind : 4;
-    u8 bytes : 4;       // which bytes of the cell
+    u8 bytes : 4;  // which bytes of the cell
 };
 static_assert(sizeof(Stamp) == 8);
 

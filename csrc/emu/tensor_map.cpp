@@ -40,8 +40,9 @@ const TensorMapImage& decode_tensor_map(Fiber* f, const TensorMap* map, u32 rank
     const TensorMapImage& image = *reinterpret_cast<const TensorMapImage*>(map);
     if (image.magic != kMagic) fail(f, FaultKind::Protocol, "tma_load: this is not a tensor map");
     if (image.rank != rank)
-        fail(f, FaultKind::Protocol, "tma_load_" + std::to_string(rank) + "d with the " + std::to_string(image.rank) +
-                                         "-dimensional tensor map " + image.name);
+        fail(f, FaultKind::Protocol,
+             "tma_load_" + std::to_string(rank) + "d with the " + std::to_string(image.rank) +
+                 "-dimensional tensor map " + image.name);
     return image;
 }
 

@@ -27,7 +27,7 @@ enum class Proxy : u32 { Generic, Async };
 
 class View {
 public:
-    static View* create(u32 agents, u32 barriers);  // knows nothing; one reference
+    static View* create(u32 agents, u32 barriers);                   // knows nothing; one reference
     static View* copy(const View& other, u32 agents, u32 barriers);  // at least that large
     void acquire() { ++refs_; }
     void release() {
@@ -97,9 +97,7 @@ struct ViewSizes {
     u32 agents = 0, barriers = 0;
 
     ViewRef create() const { return ViewRef(View::create(agents, barriers)); }
-    ViewRef copy(const ViewRef& v) const {
-        return v ? ViewRef(View::copy(*v.get(), agents, barriers)) : create();
-    }
+    ViewRef copy(const ViewRef& v) const { return v ? ViewRef(View::copy(*v.get(), agents, barriers)) : create(); }
     // The view itself when nobody else holds it and it is large enough; otherwise v becomes such a copy.
     View& writable(ViewRef& v) const {
         if (!v || v->shared() || v->agents() < agents || v->barriers() < barriers) v = copy(v);

@@ -61,7 +61,8 @@ void check_operand(Fiber* f, const Descriptor& d, u32 rows, const char* operand)
         const u32 offset = shared_offset(f, cta.shared + (line - kSharedWindow), 1024, operand);
         const u16 here = cta.grid->field_of[offset / 16];
         if (row != 0 && here != field)
-            fail(f, FaultKind::OutOfBounds, std::string(operand) + " crosses from one field of shared memory to another");
+            fail(f, FaultKind::OutOfBounds,
+                 std::string(operand) + " crosses from one field of shared memory to another");
         field = here;
     }
 }
@@ -136,14 +137,13 @@ void write_back(Fiber* f, Accumulator& acc) {
 void execute(Fiber* f, Warpgroup& wg, const WgmmaInstruction& instruction) {
     Cta& cta = *f->cta;
     Accumulator& acc = wg.accumulators[instruction.accumulator];
-    const Descriptor a = decode_descriptor(f, instruction.desc_a, "A"), b = decode_descriptor(f, instruction.desc_b, "B");
+    const Descriptor a = decode_descriptor(f, instruction.desc_a, "A"),
+                     b = decode_descriptor(f, instruction.desc_b, "B");
     u8 bytes_a[kRowsOfA * kRowBytes], bytes_b[256 * kRowBytes];
-    for_chunks(cta, a, kRowsOfA, [&](const u8* p, u32 row, u32 half) {
-        std::memcpy(bytes_a + row * kRowBytes + half * 16, p, 16);
-    });
-    for_chunks(cta, b, acc.n, [&](const u8* p, u32 row, u32 half) {
-        std::memcpy(bytes_b + row * kRowBytes + half * 16, p, 16);
-    });
+    for_chunks(cta, a, kRowsOfA,
+               [&](const u8* p, u32 row, u32 half) { std::memcpy(bytes_a + row * kRowBytes + half * 16, p, 16); });
+    for_chunks(cta, b, acc.n,
+               [&](const u8* p, u32 row, u32 half) { std::memcpy(bytes_b + row * kRowBytes + half * 16, p, 16); });
     fp8_mma(acc.values.data(), acc.n, bytes_a, bytes_b, instruction.accumulate);
     if (f->world->weak_memory) {
         const u32 first_warp = f->warp->index / 4 * 4;

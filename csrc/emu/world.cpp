@@ -127,10 +127,10 @@ void WorldImpl::stalled(std::unique_lock<std::mutex>& lock) {
         somebody_ended = somebody_ended || (gone && !r.running);
         somebody_absent = somebody_absent || (!gone && !r.running);
     }
-    if (somebody_absent) {
+    if (somebody_absent && idle_looks % kLooksPerJump == 0) {
         const auto status = changed.wait_for(lock, std::chrono::duration<double>(patience));
         if (status == std::cv_status::no_timeout) return;
-    } else if (!somebody_ended) {
+    } else if (!somebody_absent && !somebody_ended) {
         raise(lock, FaultKind::Deadlock, stall_report(*this));
         return;
     }

@@ -27,44 +27,44 @@ public:
 // Memory that a launch may touch. An access that is not inside exactly one region is an OutOfBounds fault, so give
 // every buffer field its own region (own buffer and peers alike).
 struct Region {
-    std::string name;       // as errors should call it, e.g. "l1_pool"
+    std::string name;  // as errors should call it, e.g. "l1_pool"
     u8* base = nullptr;
     u64 bytes = 0;
     bool writable = false;
-    i32 rank = -1;          // whose memory it is, for messages; -1: nobody's (weights, outputs)
+    i32 rank = -1;  // whose memory it is, for messages; -1: nobody's (weights, outputs)
 };
 
 struct SmemField {
     std::string name;
     u32 offset = 0, bytes = 0;
-    bool racy = false;      // its words may be read and written without synchronisation (flags that only ever rise)
+    bool racy = false;  // its words may be read and written without synchronisation (flags that only ever rise)
 };
 
 struct LaunchRequest {
     u32 rank = 0;
-    std::string name;                        // of the kernel, for messages
-    void* entry = nullptr;                   // body of one thread; called with one pointer per argument
-    u32 num_sms = 0, threads = 0;            // CTAs (all resident), threads per CTA (a multiple of 32)
+    std::string name;              // of the kernel, for messages
+    void* entry = nullptr;         // body of one thread; called with one pointer per argument
+    u32 num_sms = 0, threads = 0;  // CTAs (all resident), threads per CTA (a multiple of 32)
     u32 smem_bytes = 0;
-    std::vector<std::vector<u8>> args;       // bytes of the arguments; at most 4; copied to 64-byte aligned memory
+    std::vector<std::vector<u8>> args;  // bytes of the arguments; at most 4; copied to 64-byte aligned memory
     std::vector<Region> regions;
-    std::vector<SmemField> smem_fields;      // a field named "smem_barriers" gives barriers their index in reports
+    std::vector<SmemField> smem_fields;  // a field named "smem_barriers" gives barriers their index in reports
 };
 
 struct Options {
     u64 seed = 0;
-    bool weak_memory = true;     // detect unordered accesses and missing proxy fences (they are faults)
-    bool async_effects = true;   // copies and wgmma take effect at a seeded later moment; false: at once
-    double host_wait_s = 600;    // how long to wait for a live rank that does not launch, before the clock jumps
+    bool weak_memory = true;    // detect unordered accesses and missing proxy fences (they are faults)
+    bool async_effects = true;  // copies and wgmma take effect at a seeded later moment; false: at once
+    double host_wait_s = 600;   // how long to wait for a live rank that does not launch, before the clock jumps
 };
 
 // What one launch did.
 struct Counts {
-    u64 wgmma = 0;               // warpgroup instructions
+    u64 wgmma = 0;  // warpgroup instructions
     u64 tma_loads = 0, bulk_loads = 0, bulk_stores = 0;
     u64 mbarrier_arrivals = 0, mbarrier_waits = 0;
-    u64 switches = 0;            // fibers resumed
-    u64 macs = 0;                // multiply-adds inside wgmma
+    u64 switches = 0;  // fibers resumed
+    u64 macs = 0;      // multiply-adds inside wgmma
 };
 
 class WorldImpl;

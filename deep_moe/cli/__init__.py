@@ -1,4 +1,5 @@
-"""The command line: `env` (what is here, what is missing), `warmup` (fill the kernel cache), `demo` (run a layer)."""
+"""The command line: `env` (what is here, what is missing), `warmup` (fill the kernel cache), `demo` (run a layer),
+`mutate` (test the tests)."""
 
 import argparse
 import os
@@ -6,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import DeepMoeError
-from . import demo, env, warmup
+from . import demo, env, mutate, warmup
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the result is the exit status: 0 fine, 1 a check failed or an error, 2 wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m deep_moe", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in (("env", env), ("warmup", warmup), ("demo", demo)):
+    for name, module in (("env", env), ("warmup", warmup), ("demo", demo), ("mutate", mutate)):
         summary = module.__doc__.strip().splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)

@@ -3,6 +3,7 @@
 import argparse
 import statistics
 import time
+import warnings
 from typing import Any, NamedTuple
 
 from ..version import __version__
@@ -30,6 +31,7 @@ class Row(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch without numpy, which nothing here needs
     from .. import Problem, testing
 
     gpus, reason = usable_gpus()

@@ -3,7 +3,7 @@
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,19 +98,13 @@ def get_kernels(
     """
     tree = HeaderTree(include_dir())
     jobs = [_Job.of(item if isinstance(item, KernelRequest) else KernelRequest(*item), tree) for item in requests]
-    distinct = {job.name: job for job in jobs}
     cache = open_cache()
-    with ThreadPoolExecutor(max(1, num_threads or os.cpu_count() or 1)) as pool:
-        futures = {name: pool.submit(_build, cache, job) for name, job in distinct.items()}
-        try:
-            for future in as_completed(futures.values()):
-                kernel = future.result()
-                if progress:
-                    progress(kernel)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return [futures[job.name].result() for job in jobs]
+    kernels: dict[str, Kernel] = {}
+    for kernel in _found_then_compiled(cache, {job.name: job for job in jobs}, num_threads or os.cpu_count() or 1):
+        kernels[kernel.name] = kernel
+        if progress:
+            progress(kernel)
+    return [kernels[job.name] for job in jobs]
 
 
 def report(kernel: Kernel) -> dict:
@@ -118,10 +112,26 @@ def report(kernel: Kernel) -> dict:
     return dict(kernel.meta["report"])
 
 
-def _build(cache: Cache, job: _Job) -> Kernel:
-    entry = cache.find(job.name)
-    if entry is not None:
-        return job.kernel(entry, compiled=False)
+def _found_then_compiled(cache: Cache, jobs: dict[str, _Job], num_threads: int) -> Iterator[Kernel]:
+    """The kernels in the order in which they get ready."""
+    missing = []
+    for name, job in jobs.items():
+        entry = cache.find(name)
+        if entry is None:
+            missing.append(job)
+        else:
+            yield job.kernel(entry, compiled=False)
+    with ThreadPoolExecutor(num_threads) as pool:
+        futures = [pool.submit(_compile, cache, job) for job in missing]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _compile(cache: Cache, job: _Job) -> Kernel:
     _refuse_if_forbidden(cache, job.name)
     if cache.writable is None:
         return _compile_into(private_cache(cache, "no root is writable"), job)

@@ -1,6 +1,7 @@
 """One-line mutants of the device headers, for the mutation test: each plants a fault that the suite must notice.
 
 `old` occurs exactly once in `file` (below include/deep_moe/), or `count` times, and is replaced by `new` everywhere.
+`survives` says why nothing can notice it, where that is so.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,7 @@ class Mutant(NamedTuple):
     old: str
     new: str
     count: int = 1
+    survives: str = ""
 
 
 MUTANTS = (

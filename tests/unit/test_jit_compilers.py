@@ -125,7 +125,7 @@ def test_the_real_stage_kernel_cold_and_from_the_cache(empty_cache):
     assert cold.compiled and cold.path.is_relative_to(empty_cache)
     assert complaints(report(cold)) == [] and b"deep_moe_info" in cold.read()
     times = []
-    for _ in range(5):
+    for _ in range(20):
         start = time.perf_counter()
         assert get_kernel(_C.Config(), "stage", "sm_90a").read() == cold.read()
         times.append(time.perf_counter() - start)

@@ -22,7 +22,8 @@ private:
     static DM_DEVICE void combine_span(const Context<kConfig>& ctx, u32 token, u32 span) {
         constexpr u32 kTopk = kConfig.num_topk;
         const u32 lane = hw::lane_idx();
-        const bool has_expert = lane < kTopk && Route<kConfig>::expert_of(ctx, token * kTopk + lane) < kConfig.num_experts;
+        const bool has_expert =
+            lane < kTopk && Route<kConfig>::expert_of(ctx, token * kTopk + lane) < kConfig.num_experts;
         const u32 slots = hw::ballot(has_expert);
         const u32 column = span * kWarpColumns + lane * kLaneColumns;
         if (column >= kConfig.hidden) return;

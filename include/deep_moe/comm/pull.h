@@ -13,7 +13,7 @@ namespace deep_moe {
 
 struct PulledRow {
     u32 source;
-    u32 entry;         // token * K + slot at the source
+    u32 entry;  // token * K + slot at the source
     u32 block;
     u32 row_in_block;
 };

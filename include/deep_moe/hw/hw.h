@@ -14,8 +14,8 @@ enum class Scope { Cta, Gpu, Sys };
 #if defined(DM_EMULATOR)
 #include "deep_moe/hw/emu/hw.h"
 #else
+#include "deep_moe/hw/cuda/async.cuh"
 #include "deep_moe/hw/cuda/common.cuh"
 #include "deep_moe/hw/cuda/memory.cuh"
-#include "deep_moe/hw/cuda/async.cuh"
 #include "deep_moe/hw/cuda/sm90.cuh"
 #endif

@@ -86,7 +86,7 @@ struct Context {
     // One thread: barriers and state, before sync_block().
     DM_DEVICE void init_shared() const {
         for (u32 i = 0; i < kStages; ++i) {
-            hw::mbarrier_init(barrier(barriers().full(i)), 2);   // LoadA and LoadB
+            hw::mbarrier_init(barrier(barriers().full(i)), 2);  // LoadA and LoadB
             hw::mbarrier_init(barrier(barriers().empty(i)), kNumMathWarps);
         }
         for (u32 i = 0; i < kTaskDepth; ++i) {

@@ -51,7 +51,7 @@ private:
             Vec16 raw{};
             if (valid) raw = hw::load(reinterpret_cast<const Vec16*>(x + channel * 2));
             float v[8], amax = 0.0f;
-            DM_UNROLL
+        DM_UNROLL
             for (u32 i = 0; i < 4; ++i) {
                 v[2 * i] = hw::bits_float(raw.w[i] << 16);
                 v[2 * i + 1] = hw::bits_float(raw.w[i] & 0xffff0000u);

@@ -16,43 +16,43 @@ struct BufferHeader {
     u32 magic;
     u32 num_ranks;
     u64 layout_hash;
-    u64 abort;             // (remote) 0, or an AbortRecord; never cleared by a kernel
-    u32 epoch;             // number of launches that have ended; a launch works in epoch + 1
-    i32 num_tokens;        // written by `stage`, in stream order
-    u32 count_arrivals;    // CTAs that have added their routing counts
-    u32 list_arrivals;     // CTAs that have written their part of the source lists
-    u32 tail_arrivals;     // math warps that have finished their last L2 tile
-    u32 exit_arrivals;     // CTAs about to leave
+    u64 abort;           // (remote) 0, or an AbortRecord; never cleared by a kernel
+    u32 epoch;           // number of launches that have ended; a launch works in epoch + 1
+    i32 num_tokens;      // written by `stage`, in stream order
+    u32 count_arrivals;  // CTAs that have added their routing counts
+    u32 list_arrivals;   // CTAs that have written their part of the source lists
+    u32 tail_arrivals;   // math warps that have finished their last L2 tile
+    u32 exit_arrivals;   // CTAs about to leave
 };
 
 enum class BufferField : u32 {
     Header,
-    CountFlags,     // (remote) u64 [R]: (epoch << 32 | bound class) once source r's counts and lists are here
-    DoneFlags,      // (remote) u32 [R]: epoch in which owner r has written all its combine slots
-    SendCounts,     // u32 [E]: rows this rank sends to each expert
-    RecvCounts,     // (remote) u32 [R][E_local]: rows that source r sends to each local expert
-    SourceLists,    // (remote) u32 [R][T*K]: token * K + slot of source r's rows, ordered by local expert
-    RowsArrived,    // u32 [2][blocks]: rows pulled into a row block; banks alternate by epoch parity
-    L1Done,         // u32 [2][blocks]: math warps that finished an L1 tile of the block
-    L2Done,         // u32 [2][blocks]: math warps that finished an L2 tile of the block
-    X,              // e4m3 [T][H]: staged activations
-    XSf,            // f32 [T][H/128]
-    TopkIdx,        // i32 [T][K]: -1 (or anything outside [0, E)) means no expert
-    TopkWeights,    // f32 [T][K]
-    L1Pool,         // e4m3 [ring rows][H]: pulled rows, input of L1
-    L1PoolSf,       // f32 [ring rows / BM][H/128][BM], flat
-    RowMeta,        // RowMeta [ring rows]
-    L2Pool,         // e4m3 [ring rows][I padded to 128]: activated rows, input of L2
-    L2PoolSf,       // f32 [ring rows / BM][I/128][BM], flat
-    CombineSlots,   // (remote) bf16 [K][T][H]: one expert's output for one token
+    CountFlags,    // (remote) u64 [R]: (epoch << 32 | bound class) once source r's counts and lists are here
+    DoneFlags,     // (remote) u32 [R]: epoch in which owner r has written all its combine slots
+    SendCounts,    // u32 [E]: rows this rank sends to each expert
+    RecvCounts,    // (remote) u32 [R][E_local]: rows that source r sends to each local expert
+    SourceLists,   // (remote) u32 [R][T*K]: token * K + slot of source r's rows, ordered by local expert
+    RowsArrived,   // u32 [2][blocks]: rows pulled into a row block; banks alternate by epoch parity
+    L1Done,        // u32 [2][blocks]: math warps that finished an L1 tile of the block
+    L2Done,        // u32 [2][blocks]: math warps that finished an L2 tile of the block
+    X,             // e4m3 [T][H]: staged activations
+    XSf,           // f32 [T][H/128]
+    TopkIdx,       // i32 [T][K]: -1 (or anything outside [0, E)) means no expert
+    TopkWeights,   // f32 [T][K]
+    L1Pool,        // e4m3 [ring rows][H]: pulled rows, input of L1
+    L1PoolSf,      // f32 [ring rows / BM][H/128][BM], flat
+    RowMeta,       // RowMeta [ring rows]
+    L2Pool,        // e4m3 [ring rows][I padded to 128]: activated rows, input of L2
+    L2PoolSf,      // f32 [ring rows / BM][I/128][BM], flat
+    CombineSlots,  // (remote) bf16 [K][T][H]: one expert's output for one token
     kCount
 };
 
 // What the epilogues need to know of a pulled row.
 struct alignas(16) RowMeta {
     u32 source_rank;
-    u32 slot_row;       // slot * T + token: the row of CombineSlots it returns to
-    float weight;       // top-k weight
+    u32 slot_row;  // slot * T + token: the row of CombineSlots it returns to
+    float weight;  // top-k weight
     u32 reserved;
 };
 
@@ -109,13 +109,13 @@ enum class AbortCode : u32 { None = 0, Timeout = 1, BoundMismatch = 2 };
 // Where a wait on another CTA or rank stands. Python maps the numbers to words.
 enum class WaitSite : u32 {
     None = 0,
-    RouteCounts = 1,   // other CTAs of this rank, counting
-    CountFlag = 2,     // index = source rank
-    RingSlot = 3,      // index = row block
-    RowsArrived = 4,   // index = row block
-    L1Done = 5,        // index = row block
-    DoneFlag = 6,      // index = owner rank
-    Pipeline = 7,      // a barrier inside the CTA: a defect of the kernel
+    RouteCounts = 1,  // other CTAs of this rank, counting
+    CountFlag = 2,    // index = source rank
+    RingSlot = 3,     // index = row block
+    RowsArrived = 4,  // index = row block
+    L1Done = 5,       // index = row block
+    DoneFlag = 6,     // index = owner rank
+    Pipeline = 7,     // a barrier inside the CTA: a defect of the kernel
 };
 
 constexpr u64 abort_record(AbortCode code, WaitSite site, u32 rank, u32 index) {

@@ -14,10 +14,10 @@ enum class Activation : u32 { SwiGLU = 0 };
 constexpr u32 kMaxRanks = 72;
 constexpr u32 kMaxExperts = 1024;
 constexpr u32 kMaxTopk = 16;
-constexpr u32 kBlockK = 128;         // bytes (e4m3 elements) of K per pipeline stage = one scale group
-constexpr u32 kBlockN = 256;         // weight rows of a tile; an L1 tile is 128 gate and 128 up rows
-constexpr u32 kScaleGroup = 128;     // channels that share an activation scale, rows and columns of a weight scale
-constexpr u32 kInterleave = 8;       // gate and up rows alternate in groups of 8 (one wgmma accumulator chunk)
+constexpr u32 kBlockK = 128;      // bytes (e4m3 elements) of K per pipeline stage = one scale group
+constexpr u32 kBlockN = 256;      // weight rows of a tile; an L1 tile is 128 gate and 128 up rows
+constexpr u32 kScaleGroup = 128;  // channels that share an activation scale, rows and columns of a weight scale
+constexpr u32 kInterleave = 8;    // gate and up rows alternate in groups of 8 (one wgmma accumulator chunk)
 constexpr u32 kMinBlockM = 64;
 constexpr u32 kNumMathWarpgroups = 2;
 constexpr u32 kNumMathWarps = kNumMathWarpgroups * 4;
@@ -27,20 +27,20 @@ constexpr u32 kNumDispatchWarps = 2;
 struct MegaMoeConfig {
     // Geometry: equal for all ranks and for all variants of one symmetric buffer.
     u32 num_ranks = 1;
-    u32 num_experts = 8;             // of all ranks together
+    u32 num_experts = 8;  // of all ranks together
     u32 num_topk = 2;
     u32 hidden = 512;
     u32 intermediate = 256;
     u32 max_tokens_per_rank = 64;
-    u32 ring_rows = 1024;            // rows of the activation pools (a ring of row blocks); multiple of 128
+    u32 ring_rows = 1024;  // rows of the activation pools (a ring of row blocks); multiple of 128
     MmaType mma_type = MmaType::Fp8xFp8;
     Activation activation = Activation::SwiGLU;
 
     // Variant: follows from `num_tokens_bound`, which is equal on all ranks.
-    u32 bound_class = 0;             // index into the published list of bounds; travels with the counts
-    u32 block_m = 64;                // rows of a tile: 64 (the warpgroups split N) or 128 (they split M)
-    u32 lag_blocks = 4;              // how many row blocks L2 starts behind L1
-    u32 unit_blocks = 4;             // consecutive row blocks of an expert that share weight tiles in L2 cache
+    u32 bound_class = 0;  // index into the published list of bounds; travels with the counts
+    u32 block_m = 64;     // rows of a tile: 64 (the warpgroups split N) or 128 (they split M)
+    u32 lag_blocks = 4;   // how many row blocks L2 starts behind L1
+    u32 unit_blocks = 4;  // consecutive row blocks of an expert that share weight tiles in L2 cache
 
     constexpr bool operator==(const MegaMoeConfig&) const = default;
 

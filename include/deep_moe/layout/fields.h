@@ -20,8 +20,8 @@ constexpr u32 dtype_bytes(Dtype t) {
 struct FieldSpec {
     const char* name;
     Dtype dtype;
-    u64 shape[3];      // row-major; trailing dimensions of 1 where fewer are needed
-    u32 alignment;     // bytes
+    u64 shape[3];   // row-major; trailing dimensions of 1 where fewer are needed
+    u32 alignment;  // bytes
 
     constexpr u64 bytes() const { return shape[0] * shape[1] * shape[2] * dtype_bytes(dtype); }
 };

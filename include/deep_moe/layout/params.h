@@ -12,17 +12,17 @@ struct alignas(64) TensorMap {
 };
 
 struct MegaMoeParams {
-    u8* peers[kMaxRanks];        // base of every rank's symmetric buffer, as this rank sees it
-    const float* l1_scales;      // weight scale records (layout/weights.h)
+    u8* peers[kMaxRanks];    // base of every rank's symmetric buffer, as this rank sees it
+    const float* l1_scales;  // weight scale records (layout/weights.h)
     const float* l2_scales;
-    u64* host_status;            // host-mapped copy of the abort record, or nullptr
-    u64 timeout_ns;              // of every wait on another CTA or rank
+    u64* host_status;  // host-mapped copy of the abort record, or nullptr
+    u64 timeout_ns;    // of every wait on another CTA or rank
     u32 rank;
-    float activation_clamp;      // +inf: none
+    float activation_clamp;  // +inf: none
     // Per call.
-    void* y;                     // bf16 [T][H]
-    u64 y_stride;                // bytes between rows
-    i32* recv_stats;             // i32 [E_local], accumulated; or nullptr
+    void* y;          // bf16 [T][H]
+    u64 y_stride;     // bytes between rows
+    i32* recv_stats;  // i32 [E_local], accumulated; or nullptr
 };
 
 struct MegaMoeTensorMaps {
@@ -30,17 +30,17 @@ struct MegaMoeTensorMaps {
 };
 
 struct StageParams {
-    u8* buffer;                  // this rank's symmetric buffer
-    const void* x;               // bf16 [T][H], or e4m3 [T][H] when x_sf is set
-    u64 x_stride;                // bytes between rows
-    const float* x_sf;           // f32 [T][H/128], or nullptr
-    u64 x_sf_stride;             // bytes between rows
-    const void* topk_idx;        // i32 or i64 [T][K]
-    u64 topk_idx_stride;         // bytes between rows
-    const float* topk_weights;   // f32 [T][K]
-    u64 topk_weights_stride;     // bytes between rows
-    const i32* num_tokens;       // device scalar, or nullptr: the count is max_count
-    u32 max_count;               // T
+    u8* buffer;                 // this rank's symmetric buffer
+    const void* x;              // bf16 [T][H], or e4m3 [T][H] when x_sf is set
+    u64 x_stride;               // bytes between rows
+    const float* x_sf;          // f32 [T][H/128], or nullptr
+    u64 x_sf_stride;            // bytes between rows
+    const void* topk_idx;       // i32 or i64 [T][K]
+    u64 topk_idx_stride;        // bytes between rows
+    const float* topk_weights;  // f32 [T][K]
+    u64 topk_weights_stride;    // bytes between rows
+    const i32* num_tokens;      // device scalar, or nullptr: the count is max_count
+    u32 max_count;              // T
     u32 topk_idx_is_i64;
     float routed_scaling_factor;
 };

@@ -13,19 +13,19 @@ constexpr u32 kRowBuffers = 2;         // rows in flight per dispatch warp
 constexpr u32 kMaxStages = 8;
 
 enum class SmemField : u32 {
-    A,             // [stages][BM][128] activations, 128-byte swizzle
-    B,             // [stages][256][128] weights, 128-byte swizzle
-    SfA,           // f32 [stages][BM]
-    SfB,           // f32 [stages][4]: a weight scale record
-    RowBuffer,     // [dispatch warps][2][H]: rows on their way from a peer to the pool
-    RouteNext,     // u32 [E]: counts, then next positions
-    RoutePrefix,   // u32 [E]
-    RecvCounts,    // u32 [R][E_local]: rows received per source and local expert
-    ExpertRows,    // u32 [E_local]: their sums over the sources
-    Tasks,         // TileTask [kTaskDepth]
-    Amax,          // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
-    Barriers,      // u64 [kNumBarriers]
-    State,         // u32 [2]: aborted flag, launch epoch
+    A,            // [stages][BM][128] activations, 128-byte swizzle
+    B,            // [stages][256][128] weights, 128-byte swizzle
+    SfA,          // f32 [stages][BM]
+    SfB,          // f32 [stages][4]: a weight scale record
+    RowBuffer,    // [dispatch warps][2][H]: rows on their way from a peer to the pool
+    RouteNext,    // u32 [E]: counts, then next positions
+    RoutePrefix,  // u32 [E]
+    RecvCounts,   // u32 [R][E_local]: rows received per source and local expert
+    ExpertRows,   // u32 [E_local]: their sums over the sources
+    Tasks,        // TileTask [kTaskDepth]
+    Amax,         // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
+    Barriers,     // u64 [kNumBarriers]
+    State,        // u32 [2]: aborted flag, launch epoch
     kCount
 };
 
@@ -53,8 +53,7 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, Smem
             return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, kRowBuffers, align_up(c.hidden, 128u)}, 128};
         case SmemField::RouteNext: return {"smem_route_next", Dtype::U32, {c.num_experts, 1, 1}, 16};
         case SmemField::RoutePrefix: return {"smem_route_prefix", Dtype::U32, {c.num_experts, 1, 1}, 16};
-        case SmemField::RecvCounts:
-            return {"smem_recv_counts", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
+        case SmemField::RecvCounts: return {"smem_recv_counts", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
         case SmemField::ExpertRows: return {"smem_expert_rows", Dtype::U32, {c.experts_per_rank(), 1, 1}, 16};
         case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
         case SmemField::Amax: return {"smem_amax", Dtype::F32, {2, kNumMathWarpgroups, 64}, 16};

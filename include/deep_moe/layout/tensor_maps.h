@@ -13,7 +13,7 @@ struct TensorMapSpec {
     const char* name;
     u32 rank;
     u64 dims[3];
-    u64 strides[2];     // bytes, of dimensions 1 and 2
+    u64 strides[2];  // bytes, of dimensions 1 and 2
     u32 box[3];
 };
 

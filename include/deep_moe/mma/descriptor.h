@@ -11,7 +11,7 @@ constexpr u32 kSwizzleAtomBytes = kSwizzleAtomRows * 128;
 
 // `address`: shared-memory address of the operand's first row, 1024-byte aligned.
 DM_HOST_DEVICE constexpr u64 swizzle128_descriptor(u32 address) {
-    constexpr u64 kLeadingOffset = 1;                        // not used by swizzled K-major layouts
+    constexpr u64 kLeadingOffset = 1;  // not used by swizzled K-major layouts
     constexpr u64 kStrideOffset = kSwizzleAtomBytes >> 4;
     constexpr u64 kSwizzle128 = 1;
     return u64((address & 0x3ffff) >> 4) | kLeadingOffset << 16 | kStrideOffset << 32 | kSwizzle128 << 62;

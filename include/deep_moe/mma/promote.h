@@ -10,7 +10,7 @@
 
 namespace deep_moe {
 
-constexpr u32 kPieceN = 128;                 // columns of one partial
+constexpr u32 kPieceN = 128;                  // columns of one partial
 constexpr u32 kPieceRegisters = kPieceN / 2;  // per thread
 constexpr u32 kMmaK = 32;
 

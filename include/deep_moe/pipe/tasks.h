@@ -29,8 +29,10 @@ struct TaskRing {
     DM_DEVICE TileTask take_warp(const Context<kConfig>& ctx) {
         const TileTask task = read(ctx);
         hw::sync_warp();
-        if (hw::lane_idx() == 0) release(ctx);
-        else position.advance();
+        if (hw::lane_idx() == 0)
+            release(ctx);
+        else
+            position.advance();
         return task;
     }
 

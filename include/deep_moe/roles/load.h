@@ -24,9 +24,11 @@ struct LoadBRole {
             tasks.publish(ctx, task);
             if (task.kind == TaskKind::End) return;
             if (task.kind == TaskKind::L1)
-                load_tile<MapIndex::L1Weights>(ctx, task, ctx.params.l1_scales, kConfig.l1_k_blocks(), kConfig.l1_n_tiles(), stage);
+                load_tile<MapIndex::L1Weights>(ctx, task, ctx.params.l1_scales, kConfig.l1_k_blocks(),
+                                               kConfig.l1_n_tiles(), stage);
             else
-                load_tile<MapIndex::L2Weights>(ctx, task, ctx.params.l2_scales, kConfig.l2_k_blocks(), kConfig.l2_n_tiles(), stage);
+                load_tile<MapIndex::L2Weights>(ctx, task, ctx.params.l2_scales, kConfig.l2_k_blocks(),
+                                               kConfig.l2_n_tiles(), stage);
         }
     }
 
@@ -63,9 +65,11 @@ struct LoadARole {
             // Rows, scales and requantised values were written by ordinary stores or other CTAs' bulk stores.
             hw::fence_proxy_async();
             if (task.kind == TaskKind::L1)
-                load_tile<MapIndex::L1Acts>(ctx, task, ctx.template own<BufferField::L1PoolSf>(), kConfig.l1_k_blocks(), stage);
+                load_tile<MapIndex::L1Acts>(ctx, task, ctx.template own<BufferField::L1PoolSf>(), kConfig.l1_k_blocks(),
+                                            stage);
             else
-                load_tile<MapIndex::L2Acts>(ctx, task, ctx.template own<BufferField::L2PoolSf>(), kConfig.l2_k_blocks(), stage);
+                load_tile<MapIndex::L2Acts>(ctx, task, ctx.template own<BufferField::L2PoolSf>(), kConfig.l2_k_blocks(),
+                                            stage);
         }
     }
 

@@ -43,10 +43,10 @@ private:
         constexpr u32 kPieces = Accumulator<kConfig>::kPieces;
         const bool is_l1 = task.kind == TaskKind::L1;
         const u32 k_blocks = is_l1 ? kConfig.l1_k_blocks() : kConfig.l2_k_blocks();
-        const u64 desc_a0 = swizzle128_descriptor(
-            hw::shared_address(ctx.template shared<SmemField::A, u8>() + tile.a_row() * kBlockK));
-        const u64 desc_b0 = swizzle128_descriptor(
-            hw::shared_address(ctx.template shared<SmemField::B, u8>() + tile.b_row() * kBlockK));
+        const u64 desc_a0 =
+            swizzle128_descriptor(hw::shared_address(ctx.template shared<SmemField::A, u8>() + tile.a_row() * kBlockK));
+        const u64 desc_b0 =
+            swizzle128_descriptor(hw::shared_address(ctx.template shared<SmemField::B, u8>() + tile.b_row() * kBlockK));
         for (u32 kb = 0; kb < k_blocks; ++kb, stage.advance()) {
             wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
             const float* sf_a = ctx.template shared<SmemField::SfA, float>() + stage.slot * kConfig.block_m;
@@ -55,7 +55,7 @@ private:
             const float w_sf[2] = {hw::load_shared(sf_b), hw::load_shared(sf_b + 1)};
             const u64 desc_a = advance_descriptor(desc_a0, stage.slot * kConfig.block_m * kBlockK);
             const u64 desc_b = advance_descriptor(desc_b0, stage.slot * kBlockN * kBlockK);
-            DM_UNROLL
+        DM_UNROLL
             for (u32 p = 0; p < kPieces; ++p) {
                 float partial[kPieceRegisters];
                 multiply_piece(partial, desc_a, advance_descriptor(desc_b, p * kPieceN * kBlockK));

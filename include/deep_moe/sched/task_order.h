@@ -21,11 +21,11 @@ enum class TaskKind : u16 { L1, L2, End };
 // One tile, as the scheduler publishes it to the other roles. 16 bytes.
 struct alignas(16) TileTask {
     TaskKind kind;
-    u16 n_tile;      // which 256 weight rows
-    u16 expert;      // local
-    u16 rows;        // valid rows of the block, 1..block_m
-    u32 block;       // number of the row block
-    u32 ring_slot;   // block % ring_blocks: where its rows are in the pools
+    u16 n_tile;     // which 256 weight rows
+    u16 expert;     // local
+    u16 rows;       // valid rows of the block, 1..block_m
+    u32 block;      // number of the row block
+    u32 ring_slot;  // block % ring_blocks: where its rows are in the pools
 };
 static_assert(sizeof(TileTask) == 16);
 
@@ -33,8 +33,8 @@ static_assert(sizeof(TileTask) == 16);
 template <typename RowsOf>
 struct UnitCursor {
     u32 expert = 0;
-    u32 block = 0;       // number of the unit's first row block
-    u32 rows_left = 0;   // of the expert, from the unit's first row on
+    u32 block = 0;      // number of the unit's first row block
+    u32 rows_left = 0;  // of the expert, from the unit's first row on
 
     DM_HOST_DEVICE constexpr void start(const RowsOf& rows_of, u32 num_experts) {
         expert = 0;
@@ -70,8 +70,13 @@ template <typename RowsOf>
 class TaskOrder {
 public:
     DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const RowsOf& rows_of)
-        : rows_of_(rows_of), num_experts_(c.experts_per_rank()), block_m_(c.block_m), unit_blocks_(c.unit_blocks),
-          lag_blocks_(c.lag_blocks), ring_blocks_(c.ring_blocks()), l1_tiles_(c.l1_n_tiles()),
+        : rows_of_(rows_of),
+          num_experts_(c.experts_per_rank()),
+          block_m_(c.block_m),
+          unit_blocks_(c.unit_blocks),
+          lag_blocks_(c.lag_blocks),
+          ring_blocks_(c.ring_blocks()),
+          l1_tiles_(c.l1_n_tiles()),
           l2_tiles_(c.l2_n_tiles()) {
         l1_.start(rows_of_, num_experts_);
         l2_ = l1_;

@@ -66,8 +66,8 @@ DM_DEVICE void prefetch_tensor_map(const TensorMap* map) {
 }
 DM_DEVICE void tma_load_2d(void* shared, const TensorMap* map, u32 x, u32 y, u64* barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
-            "r"(shared_address(shared)),
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(shared_address(shared)),
         "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
         : "memory");
 }

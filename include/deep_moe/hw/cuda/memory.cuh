@@ -25,11 +25,11 @@ DM_DEVICE void store_shared(T* p, T value) {
 // Returns the old value.
 DM_DEVICE u32 atomic_add_shared(u32* p, u32 value) { return atomicAdd(p, value); }
 
-#define DM_SCOPED(op, type, reg, suffix)                                                                       \
-    if constexpr (kScope == Scope::Gpu)                                                                        \
-        asm volatile(op ".gpu" suffix : "=" reg(value) : "l"(p) : "memory");                                   \
-    else                                                                                                       \
-        asm volatile(op ".sys" suffix : "=" reg(value) : "l"(p) : "memory");                                   \
+#define DM_SCOPED(op, type, reg, suffix)                                     \
+    if constexpr (kScope == Scope::Gpu)                                      \
+        asm volatile(op ".gpu" suffix : "=" reg(value) : "l"(p) : "memory"); \
+    else                                                                     \
+        asm volatile(op ".sys" suffix : "=" reg(value) : "l"(p) : "memory"); \
     return value;
 
 template <Scope kScope>

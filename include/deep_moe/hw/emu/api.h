@@ -12,15 +12,25 @@ enum class Order : u32 { Weak, Relaxed, Acquire, Release, AcqRel };
 
 // Collective operations; all lanes of the group must arrive at the same one.
 enum class Collective : u32 {
-    None, SyncWarp, Shfl, ShflXor, ShflUp, Ballot, AllLanes,       // warp
-    SyncBlock,                                                     // CTA
-    SetMaxRegisters, WgmmaFence, WgmmaCommit, WgmmaWait, Wgmma     // warpgroup
+    None,
+    SyncWarp,
+    Shfl,
+    ShflXor,
+    ShflUp,
+    Ballot,
+    AllLanes,   // warp
+    SyncBlock,  // CTA
+    SetMaxRegisters,
+    WgmmaFence,
+    WgmmaCommit,
+    WgmmaWait,
+    Wgmma  // warpgroup
 };
 
 struct MemoryOp {
     Order order;
     Scope scope;
-    bool shared;       // must (or must not) be this CTA's shared memory
+    bool shared;  // must (or must not) be this CTA's shared memory
 };
 
 enum class Rmw : u32 { Add, Cas };
@@ -62,9 +72,7 @@ constexpr u64 kStackBytes = 64 * 1024;
 constexpr u64 kHeadBytes = 512;
 constexpr u64 kHeadColours = 32;
 
-constexpr u64 head_offset(u64 stack) {
-    return kStackBytes - kHeadBytes * (1 + (stack / kStackBytes) % kHeadColours);
-}
+constexpr u64 head_offset(u64 stack) { return kStackBytes - kHeadBytes * (1 + (stack / kStackBytes) % kHeadColours); }
 
 struct alignas(64) ThreadHead {
     const Api* api;

@@ -66,13 +66,13 @@ DM_DEVICE u32 emu_e4m3(float x) {
     const u32 bits = float_bits(x), sign = bits >> 24 & 0x80;
     const float magnitude = __builtin_fabsf(x);
     if (!(magnitude < 464.0f)) return sign * (magnitude == magnitude) | (magnitude == magnitude ? 0x7e : 0x7f);
-    if (magnitude < 0x1p-6f) {                          // subnormal: multiples of 2^-9; the sum rounds to nearest even
-        const float shifted = magnitude + 0x1p14f;      // its last place is 2^-9
+    if (magnitude < 0x1p-6f) {                      // subnormal: multiples of 2^-9; the sum rounds to nearest even
+        const float shifted = magnitude + 0x1p14f;  // its last place is 2^-9
         return sign | ((float_bits(shifted) - float_bits(0x1p14f)) & 0xff);
     }
     const u32 m = float_bits(magnitude);
-    const u32 rounded = m + 0x7ffff + (m >> 20 & 1);    // keep 3 of 23 mantissa bits
-    const u32 code = (rounded >> 20) - (120u << 3);     // exponent bias 127 -> 7
+    const u32 rounded = m + 0x7ffff + (m >> 20 & 1);  // keep 3 of 23 mantissa bits
+    const u32 code = (rounded >> 20) - (120u << 3);   // exponent bias 127 -> 7
     return sign | min_of(code, 0x7eu);
 }
 // Two e4m3 bytes, saturating, `low` in the low byte. NaN stays NaN.
@@ -90,7 +90,7 @@ DM_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) {
     for (u32 i = 0; i < 4; ++i) {
         const u32 nibble = selector >> (4 * i);
         u32 byte = u32(bytes >> (8 * (nibble & 7))) & 0xff;
-        if (nibble & 8) byte = byte & 0x80 ? 0xff : 0;   // replicate the sign
+        if (nibble & 8) byte = byte & 0x80 ? 0xff : 0;  // replicate the sign
         result |= byte << (8 * i);
     }
     return result;
