@@ -158,7 +158,8 @@ private:
     Function function_ = nullptr;
 };
 
-// e4m3 bytes, 128-byte swizzle, zero fill; address: device pointer, 16-byte aligned.
-TensorMap encode_tensor_map(const TensorMapSpec& spec, u64 address);
+// e4m3 bytes, 128-byte swizzle, zero fill; address: device pointer, 16-byte aligned. Writes to `map`, which must be
+// aligned as its type says: the driver demands 64 bytes, and g++ 12 does not align a returned temporary.
+void encode_tensor_map(const TensorMapSpec& spec, u64 address, TensorMap& map);
 
 }  // namespace deep_moe::cuda

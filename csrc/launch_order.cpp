@@ -76,6 +76,7 @@ void record(cuda::Event& event, cuda::Stream stream) {
 
 std::shared_ptr<LaunchLane> LaunchLane::acquire(int device, u64 group, u32 rank, u32 num_sms) {
     auto launches = launches_of(device);
+    const cuda::ScopedContext current(Driver::get().primary_context(device));
     std::lock_guard lock(launches->mutex);
     auto lane = launches->find(group, rank);
     if (!lane) {

@@ -87,8 +87,8 @@ LaunchPlan::LaunchPlan(const cuda::Kernel& kernel, std::shared_ptr<LaunchLane> l
                        u32 num_sms)
     : kernel_(kernel), lane_(std::move(lane)), num_sms_(num_sms), params_(make_params(arguments)) {
     for (u32 i = 0; i < u32(MapIndex::kCount); ++i)
-        maps_.maps[i] = cuda::encode_tensor_map(tensor_map_spec(arguments.config, MapIndex(i)),
-                                                tensor_map_address(arguments, MapIndex(i)));
+        cuda::encode_tensor_map(tensor_map_spec(arguments.config, MapIndex(i)),
+                                tensor_map_address(arguments, MapIndex(i)), maps_.maps[i]);
 }
 
 void LaunchPlan::run(u64 stream, const MegaCall& call) const {

@@ -13,15 +13,13 @@ constexpr int kFillZeros = 0;
 
 }  // namespace
 
-TensorMap encode_tensor_map(const TensorMapSpec& spec, u64 address) {
+void encode_tensor_map(const TensorMapSpec& spec, u64 address, TensorMap& map) {
     const Driver& driver = Driver::get();
     const u32 element_strides[3] = {1, 1, 1};
-    TensorMap map{};  // aligned to 64 bytes, as the driver demands
     const Result result = driver.tensor_map_encode_tiled(&map, kUint8, spec.rank, reinterpret_cast<void*>(address),
                                                          spec.dims, spec.strides, spec.box, element_strides,
                                                          kInterleaveNone, kSwizzle128B, kL2Promotion256B, kFillZeros);
     driver.check(result, (std::string("cuTensorMapEncodeTiled(") + spec.name + ")").c_str());
-    return map;
 }
 
 }  // namespace deep_moe::cuda

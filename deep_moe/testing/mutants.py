@@ -44,7 +44,7 @@ MUTANTS = (
         "empty_parity() const { return phase; }",
     ),
     Mutant("ring: phase never flips", "pipe/ring.h", "phase ^= 1;", ""),
-    Mutant("ring: wraps one slot early", "pipe/ring.h", "if (++slot == kDepth)", "if (++slot == kDepth - 1)"),
+    Mutant("ring: wraps one slot late", "pipe/ring.h", "if (++slot == kDepth)", "if (++slot == kDepth + 1)"),
     Mutant(
         "tasks: entry overwritten before it is released",
         "pipe/tasks.h",
@@ -55,6 +55,12 @@ MUTANTS = (
         "tasks: entry read before it is published",
         "pipe/tasks.h",
         "        wait_barrier(ctx, ctx.barriers().task_full(position.slot), position.full_parity());\n",
+        "",
+    ),
+    Mutant(
+        "tasks: entry published, but not announced",
+        "pipe/tasks.h",
+        "        hw::mbarrier_arrive(ctx.barrier(ctx.barriers().task_full(position.slot)));\n",
         "",
     ),
     Mutant("tasks: released before all lanes have read", "pipe/tasks.h", "        hw::sync_warp();\n", ""),
@@ -74,6 +80,24 @@ MUTANTS = (
     Mutant("barriers: not fenced before use", "kernels/context.h", "        hw::fence_mbarrier_init();\n", ""),
     Mutant("epoch: of the last launch", "kernels/context.h", "->epoch) + 1", "->epoch)"),
     Mutant("state: not published to the block", "kernels/sm90_fp8.cuh", "    hw::sync_block();\n", ""),
+    # Order
+    Mutant(
+        "order: L1 leads by one block more than the ring holds",
+        "sched/task_order.h",
+        "l1_.block - l2_.block < lag_blocks_",
+        "l1_.block - l2_.block <= lag_blocks_",
+    ),
+    Mutant(
+        "order: ring slot of the next block",
+        "sched/task_order.h",
+        "block % ring_blocks_}",
+        "(block + 1) % ring_blocks_}",
+    ),
+    # Staging
+    Mutant("stage: maxima over half of a group", "kernels/stage.cuh", "mask < 16; mask *= 2", "mask < 8; mask *= 2"),
+    Mutant(
+        "stage: routing factor dropped", "kernels/stage.cuh", "hw::mul(weight, params.routed_scaling_factor)", "weight"
+    ),
     # Routing
     Mutant(
         "route: counts not zeroed before counting",
@@ -84,8 +108,8 @@ MUTANTS = (
     Mutant(
         "route: places not reserved after counting",
         "comm/route.h",
-        "            if (expert < kExperts) hw::atomic_add_shared(next + expert, 1);\n        }\n        hw::sync_warp();",
-        "            if (expert < kExperts) hw::atomic_add_shared(next + expert, 1);\n        }",
+        "(next + expert, 1);\n        }\n        hw::sync_warp();",
+        "(next + expert, 1);\n        }",
     ),
     Mutant(
         "route: does not wait for the other CTAs' counts",
@@ -137,7 +161,10 @@ MUTANTS = (
         "i32(rows)",
     ),
     Mutant(
-        "pull: no proxy fence before reading staged rows", "comm/pull.h", "        hw::fence_proxy_async();", "        "
+        "pull: no proxy fence before reading staged rows",
+        "comm/pull.h",
+        "hw::fence_proxy_async();  // peers staged",
+        "// peers staged",
     ),
     Mutant(
         "pull: too few bytes expected",
@@ -237,6 +264,7 @@ MUTANTS = (
     Mutant("mma: first instruction accumulates", "mma/promote.h", "k != 0", "true"),
     Mutant("mma: descriptor not advanced along K", "mma/promote.h", "advance_descriptor(desc_b, k)", "desc_b"),
     Mutant("mma: half of the scale group", "mma/promote.h", "k < kBlockK", "k < kBlockK / 2"),
+    Mutant("mma: scales of the other row", "mma/promote.h", "row = i / 2 % 2", "row = i % 2"),
     Mutant("mma: partial replaces the sum", "mma/promote.h", ", sum[i]);", ", 0.0f);"),
     Mutant(
         "descriptor: stride of 8-row groups", "mma/descriptor.h", "kSwizzleAtomBytes >> 4", "kSwizzleAtomBytes >> 5"
@@ -252,8 +280,8 @@ MUTANTS = (
     Mutant(
         "math: stage released before all lanes have read scales",
         "roles/math.h",
-        "        hw::sync_warp();\n        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().empty",
-        "        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().empty",
+        "        hw::sync_warp();\n        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
+        "        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
     ),
     Mutant(
         "math: tile does not wait for its stage",
@@ -316,8 +344,8 @@ MUTANTS = (
     Mutant(
         "swiglu: maxima announced before all lanes have stored",
         "epi/swiglu_quantise.h",
-        "        hw::sync_warp();\n        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().amax()));",
-        "        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().amax()));",
+        "        hw::sync_warp();\n        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
+        "        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
     ),
     Mutant(
         "swiglu: maxima over half a quad",

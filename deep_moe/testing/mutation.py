@@ -1,5 +1,5 @@
-"""The mutation test: plants each fault of `mutants.py` in a copy of the device headers and sees whether the emulator, the
-reference or the statistics notice it.
+"""The mutation test: plants each fault of `mutants.py` in a copy of the device headers and sees whether the emulator,
+the reference or the statistics notice it.
 
 A mutant is built and run in a process of its own, which it may hang or crash. The suite is a list of cases, cheapest
 first: each is a few layers back to back on two ranks, so that the ranks drift apart, and runs under several seeds.
@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,28 +45,38 @@ class Case:
 
     name: str
     block_m: int
-    clamp: float | None
     layers: tuple[Layer, ...]
+    hidden: int = 320  # no size is a multiple of a tile
+    intermediate: int = 144
+    clamp: float | None = None
     num_sms: int = 2
 
     def problem(self) -> deep_moe.Problem:
-        """No size is a multiple of a tile, and the ring of two row blocks wraps."""
-        ring = dict(block_m=self.block_m, ring_rows=2 * self.block_m, lag_blocks=1, unit_blocks=2)
-        shape = dict(num_experts=4, num_topk=4, hidden=320, intermediate=144, max_tokens_per_rank=72)
-        return deep_moe.Problem(**shape, activation_clamp=self.clamp, overrides=ring)
+        """One bound class, so that a case builds one kernel; its ring of two row blocks wraps."""
+        return deep_moe.Problem(
+            num_experts=10,
+            num_topk=4,
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            max_tokens_per_rank=72,
+            activation_clamp=self.clamp,
+            overrides=dict(block_m=self.block_m, ring_rows=2 * self.block_m, lag_blocks=1, unit_blocks=2),
+        )
 
 
 # Two CTAs route where a rank has more than 256 entries.
 LAYERS = (
     Layer((70, 20), "random"),
     Layer((0, 9), "with_holes"),
-    Layer((30, 66), "to_expert", 2),
+    Layer((20, 66), "to_expert", 7),
 )
 CASES = (
-    Case("64-row tiles", block_m=64, clamp=None, layers=LAYERS),
-    Case("64-row tiles, clamp", block_m=64, clamp=0.4, layers=LAYERS[1:2]),
-    Case("128-row tiles, clamp", block_m=128, clamp=0.4, layers=LAYERS),
-    Case("64-row tiles, 3 CTAs", block_m=64, clamp=None, layers=LAYERS[::-1], num_sms=3),
+    Case("64-row tiles", 64, LAYERS),
+    # The only thing that holds the scheduler back is the ring of tasks.
+    Case("64-row tiles, one K block", 64, LAYERS[::-1], hidden=128, intermediate=64),
+    Case("64-row tiles, clamp", 64, LAYERS[1:2], clamp=0.4),
+    Case("128-row tiles, clamp", 128, LAYERS, clamp=0.4),
+    Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], num_sms=3),
 )
 
 
@@ -86,7 +96,8 @@ def _inputs(case: Case) -> list[list[testing.RankInputs]]:
     world, made = _world(case), []
     for seed, layer in enumerate(case.layers):
         pattern = getattr(world.routing, layer.pattern)
-        made.append(world.inputs(layer.counts, pattern if layer.expert is None else pattern(layer.expert), seed))
+        pattern = pattern if layer.expert is None else pattern(layer.expert)
+        made.append(world.inputs(layer.counts, pattern, seed, routed_scaling_factor=1.5))
     return made
 
 
@@ -182,20 +193,16 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def write_headers(mutant: Mutant | None, folder: Path) -> None:
-    """Copies the device headers to `folder` and applies the mutant; ValueError where its text is not there."""
-    shutil.copytree(paths.include_dir(), folder)
-    if mutant is None:
-        return
-    path = folder / "deep_moe" / mutant.file
-    text = path.read_text(encoding="utf-8")
+def mutated(mutant: Mutant, headers: Path) -> str:
+    """Its file's text with the fault; ValueError where what it replaces is not there."""
+    text = (headers / "deep_moe" / mutant.file).read_text(encoding="utf-8")
     found = text.count(mutant.old)
     if found != mutant.count:
         raise ValueError(
             f"mutant {mutant.name!r}: its text occurs {found} times in {mutant.file}, not {mutant.count}; "
             "bring deep_moe/testing/mutants.py up to date with the headers"
         )
-    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    return text.replace(mutant.old, mutant.new)
 
 
 @functools.cache
@@ -206,18 +213,21 @@ def _context():
     return context
 
 
-def try_mutant(mutant: Mutant | None, seeds: int, cache: Path, limit: float = TRIAL_SECONDS) -> Outcome:
+def try_mutant(mutant: Mutant | None, seeds: int, folder: Path, limit: float = TRIAL_SECONDS) -> Outcome:
     """Builds and runs the headers with this mutant (None: as they are) in a process of its own.
 
-    cache: for kernels; mutants may share it, because the content of the headers decides the entry. limit: seconds.
+    folder: holds `include`, the headers, and gets `cache`, for kernels; mutants may share it, because the content of
+    the headers decides the entry. limit: seconds.
     Raises ValueError when the mutant's text is not in the headers, JitError when it does not compile.
     """
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="deep_moe-mutant-") as name:
+    with tempfile.TemporaryDirectory(prefix="mutant-", dir=folder) as name:
         include = Path(name) / "include"
-        write_headers(mutant, include)
+        shutil.copytree(folder / "include", include)
+        if mutant:
+            (include / "deep_moe" / mutant.file).write_text(mutated(mutant, folder / "include"), encoding="utf-8")
         ours, theirs = _context().Pipe()
-        process = _context().Process(target=trial_process, args=(include, cache, seeds, theirs))
+        process = _context().Process(target=trial_process, args=(include, folder / "cache", seeds, theirs))
         process.start()
         theirs.close()
         verdict = _verdict(process, ours, limit)
@@ -241,12 +251,16 @@ def _verdict(process: multiprocessing.process.BaseProcess, pipe: Connection, lim
 
 
 def try_mutants(
-    mutants: Iterable[Mutant | None], seeds: int, jobs: int = 1, progress: Callable[[Outcome], None] | None = None
+    mutants: Sequence[Mutant | None], seeds: int, jobs: int = 1, progress: Callable[[Outcome], None] | None = None
 ) -> list[Outcome]:
-    """The outcomes of `mutants`, `jobs` at a time. progress: called with each as soon as it and all before are known."""
+    """The outcomes of `mutants`, `jobs` at a time. progress: called with each, in order, as soon as it is known."""
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="deep_moe-mutants-") as cache, ThreadPoolExecutor(jobs) as pool:
-        for outcome in pool.map(lambda mutant: try_mutant(mutant, seeds, Path(cache)), mutants):
+    with tempfile.TemporaryDirectory(prefix="deep_moe-mutation-") as name, ThreadPoolExecutor(jobs) as pool:
+        folder = Path(name)
+        shutil.copytree(paths.include_dir(), folder / "include")  # what is edited meanwhile does not count
+        for mutant in filter(None, mutants):
+            mutated(mutant, folder / "include")  # all of them fit, before the first is run
+        for outcome in pool.map(lambda mutant: try_mutant(mutant, seeds, folder), mutants):
             outcomes.append(outcome)
             if progress:
                 progress(outcome)

@@ -1,10 +1,13 @@
 """CASES "Time and order" that need no recovery: 15 (a late rank), 16 (back to back, ring wrap)."""
 
+import contextlib
 import time
 
 import pytest
 import torch
+from geometries import GEOMETRIES
 
+import deep_moe
 from deep_moe import testing
 
 
@@ -100,3 +103,48 @@ def test_a_rank_late_by_seconds(worlds, when):
             time.sleep(2)
 
     check_layers(world, layers, run_layers(world, layers, between=between))
+
+
+# ---- a launch that gives up: orderly, on all ranks, with the context alive -------------------------------------------
+
+
+def failed_launches(device, launch) -> list[str]:
+    """launch(rank) in a world of its own whose buffer is unusable afterwards: every rank's message, "" for none."""
+    world = testing.World(GEOMETRIES["small"].problem(), 2, device)
+    inputs = world.inputs([5, 9])
+
+    def body(rank):
+        given = inputs[rank.group.rank()]
+        y = rank.new_y(given)
+        try:
+            rank.stage(rank.put(given))
+            launch(rank, y)
+            rank.synchronize()
+            rank.buffer.check_usable()
+        except deep_moe.DeepMoeError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    messages = world.run(body)
+    with contextlib.suppress(deep_moe.DeepMoeError):  # said once more on a rank that has not heard of it
+        world.close()
+    assert torch.ones(4, device=device).sum() == 4  # the context lives
+    return messages
+
+
+def test_bounds_of_different_classes_are_an_error_on_all_ranks(device):
+    """The class travels with the counts; a difference is a MismatchError everywhere, not a hang."""
+    for message in failed_launches(device, lambda rank, y: rank.mega(y, bound=(64, 200)[rank.group.rank()])):
+        assert message.startswith("MismatchError") and "num_tokens_bound" in message
+
+
+def test_a_rank_that_never_launches_ends_the_others(device, monkeypatch):
+    """The waiting rank times out with a message that says for whom it waited."""
+    monkeypatch.setenv("DEEP_MOE_TIMEOUT", "2")
+
+    def launch(rank, y):
+        if rank.group.rank() == 0:
+            rank.mega(y)
+
+    waiting, _ = failed_launches(device, launch)
+    assert waiting.startswith("PeerTimeout") and "rank 1" in waiting

@@ -103,17 +103,21 @@ struct Pull {
         hw::fence_proxy_async();  // peers staged their rows with ordinary stores; bulk copies read them
         const u32 stride = hw::grid_dim() * kNumDispatchWarps;
         RowCursor<kConfig> cursor(ctx);
-        PulledRow row{};
-        u32 requested = 0;  // request n uses buffer n % 2, whose barrier is then in phase n / 2
-        for (u32 i = hw::block_idx() * kNumDispatchWarps + warp; cursor.seek(i); i += stride) {
-            const PulledRow next = cursor.locate();
-            request_row(ctx, next, warp, requested);
-            ++requested;
-            if (requested > 1 && !deliver(ctx, row, warp, requested - 2)) return drain(ctx, warp, requested - 2, requested);
+        PulledRow row{}, next{};
+        u32 requested = 0, delivered = 0;  // row n uses buffer n % 2, whose barrier is then in phase n / 2
+        for (u32 i = hw::block_idx() * kNumDispatchWarps + warp;; i += stride) {
+            const bool more = cursor.seek(i);
+            if (more) {
+                next = cursor.locate();
+                request_row(ctx, next, warp, requested++);
+            }
+            if (delivered + more < requested) {
+                if (!deliver(ctx, row, warp, delivered)) return drain(ctx, warp, delivered, requested);
+                ++delivered;
+            }
+            if (!more) return true;
             row = next;
         }
-        if (requested > 0 && !deliver(ctx, row, warp, requested - 1)) return drain(ctx, warp, requested - 1, requested);
-        return true;
     }
 
 private:

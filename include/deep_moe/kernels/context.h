@@ -71,6 +71,13 @@ struct Context {
     DM_DEVICE u64* barrier(u32 index) const { return shared<SmemField::Barriers, u64>() + index; }
     DM_DEVICE const TensorMap* map(MapIndex index) const { return &maps.maps[u32(index)]; }
 
+    static DM_DEVICE u32 k_blocks(TaskKind kind) {
+        return kind == TaskKind::L1 ? kConfig.l1_k_blocks() : kConfig.l2_k_blocks();
+    }
+    static DM_DEVICE u32 n_tiles(TaskKind kind) {
+        return kind == TaskKind::L1 ? kConfig.l1_n_tiles() : kConfig.l2_n_tiles();
+    }
+
     // Epoch of this launch, read once before the roles part.
     DM_DEVICE u32 epoch() const { return hw::load_shared(shared<SmemField::State, u32>() + 1); }
     // Set when a wait on another CTA or rank has failed: no role of this CTA may write results from then on.

@@ -23,27 +23,26 @@ struct LoadBRole {
             if (ctx.aborted()) task = kEnd;
             tasks.publish(ctx, task);
             if (task.kind == TaskKind::End) return;
-            if (task.kind == TaskKind::L1)
-                load_tile<MapIndex::L1Weights>(ctx, task, ctx.params.l1_scales, kConfig.l1_k_blocks(),
-                                               kConfig.l1_n_tiles(), stage);
-            else
-                load_tile<MapIndex::L2Weights>(ctx, task, ctx.params.l2_scales, kConfig.l2_k_blocks(),
-                                               kConfig.l2_n_tiles(), stage);
+            load_tile(ctx, task, stage);
         }
     }
 
 private:
-    template <MapIndex kMap>
-    static DM_DEVICE void load_tile(const Context<kConfig>& ctx, const TileTask& task, const float* scales,
-                                    u32 k_blocks, u32 n_tiles, RingPosition<Context<kConfig>::kStages>& stage) {
+    static DM_DEVICE void load_tile(const Context<kConfig>& ctx, const TileTask& task,
+                                    RingPosition<Context<kConfig>::kStages>& stage) {
         constexpr u32 kTileBytes = kBlockN * kBlockK, kRecordBytes = kWeightScaleRecord * sizeof(float);
-        const float* records = scales + (u64(task.expert) * n_tiles + task.n_tile) * k_blocks * kWeightScaleRecord;
+        const bool is_l1 = task.kind == TaskKind::L1;
+        const TensorMap* map = ctx.map(is_l1 ? MapIndex::L1Weights : MapIndex::L2Weights);
+        const u32 k_blocks = ctx.k_blocks(task.kind);
+        const float* records =
+            (is_l1 ? ctx.params.l1_scales : ctx.params.l2_scales) +
+            (u64(task.expert) * ctx.n_tiles(task.kind) + task.n_tile) * k_blocks * kWeightScaleRecord;
         for (u32 kb = 0; kb < k_blocks; ++kb, stage.advance()) {
             wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
             u64* full = ctx.barrier(ctx.barriers().full(stage.slot));
             hw::mbarrier_arrive_expect_tx(full, kTileBytes + kRecordBytes);
-            hw::tma_load_3d(ctx.template shared<SmemField::B, u8>() + stage.slot * kTileBytes, ctx.map(kMap),
-                            kb * kBlockK, task.n_tile * kBlockN, task.expert, full);
+            hw::tma_load_3d(ctx.template shared<SmemField::B, u8>() + stage.slot * kTileBytes, map, kb * kBlockK,
+                            task.n_tile * kBlockN, task.expert, full);
             hw::bulk_load(ctx.template shared<SmemField::SfB, float>() + stage.slot * kWeightScaleRecord,
                           records + kb * kWeightScaleRecord, kRecordBytes, full);
         }
@@ -64,12 +63,7 @@ struct LoadARole {
             if (!wait_rows(ctx, task)) ctx.set_aborted();
             // Rows, scales and requantised values were written by ordinary stores or other CTAs' bulk stores.
             hw::fence_proxy_async();
-            if (task.kind == TaskKind::L1)
-                load_tile<MapIndex::L1Acts>(ctx, task, ctx.template own<BufferField::L1PoolSf>(), kConfig.l1_k_blocks(),
-                                            stage);
-            else
-                load_tile<MapIndex::L2Acts>(ctx, task, ctx.template own<BufferField::L2PoolSf>(), kConfig.l2_k_blocks(),
-                                            stage);
+            load_tile(ctx, task, stage);
         }
     }
 
@@ -86,17 +80,21 @@ private:
                                          [](u32 n) { return n == kConfig.l1_n_tiles() * kNumMathWarps; });
     }
 
-    template <MapIndex kMap>
-    static DM_DEVICE void load_tile(const Context<kConfig>& ctx, const TileTask& task, const float* pool_sf,
-                                    u32 k_blocks, RingPosition<Context<kConfig>::kStages>& stage) {
+    static DM_DEVICE void load_tile(const Context<kConfig>& ctx, const TileTask& task,
+                                    RingPosition<Context<kConfig>::kStages>& stage) {
         constexpr u32 kTileBytes = kConfig.block_m * kBlockK, kScaleBytes = kConfig.block_m * sizeof(float);
-        const float* scales = pool_sf + u64(task.ring_slot) * k_blocks * kConfig.block_m;
+        const bool is_l1 = task.kind == TaskKind::L1;
+        const TensorMap* map = ctx.map(is_l1 ? MapIndex::L1Acts : MapIndex::L2Acts);
+        const u32 k_blocks = ctx.k_blocks(task.kind);
+        const float* scales =
+            (is_l1 ? ctx.template own<BufferField::L1PoolSf>() : ctx.template own<BufferField::L2PoolSf>()) +
+            u64(task.ring_slot) * k_blocks * kConfig.block_m;
         for (u32 kb = 0; kb < k_blocks; ++kb, stage.advance()) {
             wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
             u64* full = ctx.barrier(ctx.barriers().full(stage.slot));
             hw::mbarrier_arrive_expect_tx(full, kTileBytes + kScaleBytes);
-            hw::tma_load_2d(ctx.template shared<SmemField::A, u8>() + stage.slot * kTileBytes, ctx.map(kMap),
-                            kb * kBlockK, task.ring_slot * kConfig.block_m, full);
+            hw::tma_load_2d(ctx.template shared<SmemField::A, u8>() + stage.slot * kTileBytes, map, kb * kBlockK,
+                            task.ring_slot * kConfig.block_m, full);
             hw::bulk_load(ctx.template shared<SmemField::SfA, float>() + stage.slot * kConfig.block_m,
                           scales + kb * kConfig.block_m, kScaleBytes, full);
         }

@@ -42,7 +42,7 @@ private:
                                    Accumulator<kConfig>& acc, Stage& stage) {
         constexpr u32 kPieces = Accumulator<kConfig>::kPieces;
         const bool is_l1 = task.kind == TaskKind::L1;
-        const u32 k_blocks = is_l1 ? kConfig.l1_k_blocks() : kConfig.l2_k_blocks();
+        const u32 k_blocks = ctx.k_blocks(task.kind);
         const u64 desc_a0 =
             swizzle128_descriptor(hw::shared_address(ctx.template shared<SmemField::A, u8>() + tile.a_row() * kBlockK));
         const u64 desc_b0 =
