@@ -32,11 +32,11 @@ WAIT_SECONDS = 0.2  # of emulated time: waits for other CTAs and ranks in a live
 
 
 class Layer(NamedTuple):
-    """One call on all ranks: tokens per rank, the name of a pattern of `Routing`, the expert of `to_expert`."""
+    """One call on all ranks: tokens per rank, the name of a pattern of `Routing`, and what that takes."""
 
     counts: tuple[int, int]
     pattern: str
-    expert: int | None = None
+    target: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +64,10 @@ class Case:
         )
 
 
-# Two CTAs route where a rank has more than 256 entries.
 LAYERS = (
-    Layer((70, 20), "random"),
+    Layer((70, 20), "random"),  # two CTAs route more than 256 entries
     Layer((0, 9), "with_holes"),
-    Layer((20, 66), "to_expert", 7),
+    Layer((20, 66), "to_rank", 1),  # one or two row blocks of 64 for an expert
 )
 CASES = (
     Case("64-row tiles", 64, LAYERS),
@@ -96,7 +95,7 @@ def _inputs(case: Case) -> list[list[testing.RankInputs]]:
     world, made = _world(case), []
     for seed, layer in enumerate(case.layers):
         pattern = getattr(world.routing, layer.pattern)
-        pattern = pattern if layer.expert is None else pattern(layer.expert)
+        pattern = pattern if layer.target is None else pattern(layer.target)
         made.append(world.inputs(layer.counts, pattern, seed, routed_scaling_factor=1.5))
     return made
 
@@ -124,7 +123,7 @@ def run_case(case: Case, seed: int) -> list[RankSeen]:
         prepared = [(rank.put(given), rank.new_y(given)) for given in own]
         stats = rank.new_stats()
         for put, y in prepared:
-            rank.stage(put)
+            rank.stage(put, own[0].routed_scaling_factor)
             rank.mega(y, stats)
         return RankSeen([y for _, y in prepared], stats)
 
