@@ -27,6 +27,11 @@ def pytest_addoption(parser):
     group.addoption("--all", action="store_true", help="also the tests marked `extended`")
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Ranks that share a GPU fill it and wait for each other: one process at a time there. Else one per core."""
+    return 0 if torch.cuda.is_available() else os.cpu_count()
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "extended: long; runs with --all")
 

@@ -58,7 +58,12 @@ void publish(Fiber* f, const void* p, const MemoryOp& op, bool continues) {
     if (!continues) word = SyncWord{};
     const u32 rank = f->cta->grid->rank;
     ViewRef view = released_view(f);
-    if (op.scope == Scope::Sys) w.sizes.join_into(word.system, view);
+    if (op.scope == Scope::Sys) {
+        // Another rank's fences (its kernels' ends are such) do nothing for the async proxy here: acquirers need their own.
+        ViewRef generic = w.sizes.copy(view);
+        generic->forget_async();
+        w.sizes.join_into(word.system, generic);
+    }
     for (auto& [of_rank, theirs] : word.ranks)
         if (of_rank == rank) {
             w.sizes.join_into(theirs, view);

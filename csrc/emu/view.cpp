@@ -118,6 +118,7 @@ void View::learn_phase(u32 barrier, u32 phase) {
 }
 
 void View::fence_async() { std::memcpy(words(Proxy::Async), words(Proxy::Generic), 12ull * agents_); }
+void View::forget_async() { std::memset(words(Proxy::Async), 0, 12ull * agents_); }
 
 ViewRef ViewSizes::join(const ViewRef& a, const ViewRef& b) const {
     if (!b || a == b) return a;

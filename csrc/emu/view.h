@@ -47,7 +47,8 @@ public:
     void learn_all(Proxy proxy, u32 agent, u32 time);
     void learn_lanes(Proxy proxy, u32 agent, u32 lanes, u32 time);
     void learn_phase(u32 barrier, u32 phase);
-    void fence_async();  // what is ordered becomes visible to the async proxy
+    void fence_async();   // what is ordered becomes visible to the async proxy
+    void forget_async();  // nothing is visible to the async proxy
 
     u32 agents() const { return agents_; }
     u32 barriers() const { return barriers_; }

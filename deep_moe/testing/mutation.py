@@ -46,6 +46,7 @@ class Case:
     name: str
     block_m: int
     layers: tuple[Layer, ...]
+    experts: int = 10
     hidden: int = 320  # no size is a multiple of a tile
     intermediate: int = 144
     clamp: float | None = None
@@ -54,7 +55,7 @@ class Case:
     def problem(self) -> deep_moe.Problem:
         """One bound class, so that a case builds one kernel; its ring of two row blocks wraps."""
         return deep_moe.Problem(
-            num_experts=10,
+            num_experts=self.experts,
             num_topk=4,
             hidden=self.hidden,
             intermediate=self.intermediate,
@@ -67,12 +68,12 @@ class Case:
 LAYERS = (
     Layer((70, 20), "random"),  # two CTAs route more than 256 entries
     Layer((0, 9), "with_holes"),
-    Layer((20, 66), "to_rank", 1),  # one or two row blocks of 64 for an expert
+    Layer((66, 20), "to_rank", 1),  # one or two row blocks of 64 for an expert, or one for each of many
 )
 CASES = (
     Case("64-row tiles", 64, LAYERS),
-    # The only thing that holds the scheduler back is the ring of tasks.
-    Case("64-row tiles, one K block", 64, LAYERS[::-1], hidden=128, intermediate=64),
+    # Only the ring of tasks holds the scheduler back, and every CTA clears counters.
+    Case("64-row tiles, one K block", 64, LAYERS[::-1], experts=80, hidden=128, intermediate=64),
     Case("64-row tiles, clamp", 64, LAYERS[1:2], clamp=0.4),
     Case("128-row tiles, clamp", 128, LAYERS, clamp=0.4),
     Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], num_sms=3),

@@ -1,4 +1,4 @@
-"""The GPU half of the host code without a GPU: _C.driver and the launch plans against a libcuda.so.1 that keeps a log."""
+"""The GPU half of the host code without a GPU: _C.driver and launch plans against a libcuda.so.1 that keeps a log."""
 
 import os
 import subprocess
