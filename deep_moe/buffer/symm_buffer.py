@@ -53,7 +53,8 @@ class SymmBuffer:
 
     def __init__(self, group: Any, problem: Problem, device: Any = None, num_sms: int | None = None) -> None:
         self._destroyed = True  # until it is complete
-        self._plans: dict[tuple, Any] = {}
+        self._plans: dict[tuple, Any] = {}  # by the weights' keys and the variant
+        self._variants: dict[int | None, int] = {}  # by num_tokens_bound, as far as it was used
         self._collective = collective = _collective_of(group)
         self.rank, self.num_ranks = collective.rank(), collective.size()
 
@@ -161,7 +162,10 @@ class SymmBuffer:
 
     def make_plan(self, l1: Any, l2: Any, num_tokens_bound: int | None) -> Any:
         """A launch plan for these weights (checked by the caller); kept for the life of the buffer."""
-        variant = self.variant_of(num_tokens_bound)
+        variant = self._variants[num_tokens_bound] = self.variant_of(num_tokens_bound)
+        plan = self._plans.get((l1.key, l2.key, variant))
+        if plan is not None:
+            return plan
         clamp = self.problem.activation_clamp
         arguments = _C.MegaArguments(
             config=self._configs[variant],
@@ -175,7 +179,7 @@ class SymmBuffer:
             timeout_ns=self._backend.timeout_ns,
             activation_clamp=float("inf") if clamp is None else clamp,
         )
-        plan = self._plans[l1.key, l2.key, num_tokens_bound] = self._backend.mega_plan(variant, arguments)
+        plan = self._plans[l1.key, l2.key, variant] = self._backend.mega_plan(variant, arguments)
         return plan
 
     @property

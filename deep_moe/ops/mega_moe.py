@@ -36,7 +36,7 @@ def fp8_mega_moe(
     """
     stats = cumulative_local_expert_recv_stats
     try:
-        plan = buffer._plans[l1.key, l2.key, num_tokens_bound]
+        plan = buffer._plans[l1.key, l2.key, buffer._variants[num_tokens_bound]]
     except (AttributeError, KeyError, TypeError):
         plan = _new_plan(l1, l2, buffer, num_tokens_bound)
     rows, stride = _output(y, buffer, num_tokens_bound)

@@ -45,7 +45,8 @@ class TransformedWeights:
         self.hidden = problem.hidden
         self.intermediate = problem.intermediate
         self.num_local_experts = weight.shape[0]
-        self.key = (weight.data_ptr(), scales.data_ptr())  # launch plans are kept by it
+        # Launch plans are kept by it: equal keys must mean the same bytes of the same layout.
+        self.key = (weight.data_ptr(), scales.data_ptr(), kind, LAYOUT, problem.mma_type, *weight.shape)
 
     def __repr__(self) -> str:
         return f"TransformedWeights({self.kind}, {list(self.weight.shape)}, {self.layout}, {self.weight.device})"
