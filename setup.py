@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pybind11
@@ -50,8 +51,6 @@ class NinjaBuildExt(build_ext):
     """Compiles each source to an object with header dependencies, so that a rebuild touches only what changed."""
 
     def build_extension(self, ext: Extension) -> None:
-        import sysconfig
-
         build_dir = Path(self.build_temp).resolve()
         build_dir.mkdir(parents=True, exist_ok=True)
         output = Path(self.get_ext_fullpath(ext.name)).resolve()

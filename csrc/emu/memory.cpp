@@ -59,7 +59,7 @@ void publish(Fiber* f, const void* p, const MemoryOp& op, bool continues) {
     const u32 rank = f->cta->grid->rank;
     ViewRef view = released_view(f);
     if (op.scope == Scope::Sys) {
-        // Another rank's fences (its kernels' ends are such) do nothing for the async proxy here: acquirers need their own.
+        // A rank's fences (the ends of its kernels are such) do nothing for the async proxies of others.
         ViewRef generic = w.sizes.copy(view);
         generic->forget_async();
         w.sizes.join_into(word.system, generic);

@@ -131,7 +131,10 @@ void WorldImpl::stalled(std::unique_lock<std::mutex>& lock) {
         const auto status = changed.wait_for(lock, std::chrono::duration<double>(patience));
         if (status == std::cv_status::no_timeout) return;
     } else if (!somebody_absent && !somebody_ended) {
-        raise(lock, FaultKind::Deadlock, stall_report(*this));
+        // A loop looks at the abort word every few polls only: before this is a deadlock, let all of them do so.
+        if (progress != stalled_at) fruitless_looks = 0;
+        if (++fruitless_looks > kLooksPerJump) raise(lock, FaultKind::Deadlock, stall_report(*this));
+        stalled_at = ++progress;
         return;
     }
     // A rank will not come: time passes, until the kernel's own time-outs end it.

@@ -181,6 +181,7 @@ class _Meeting:
         self.condition = threading.Condition()
         self.generation = 0
         self.reset()
+        self.ended = dict.fromkeys(range(size), "is not running: LocalGroup.run starts the ranks")
 
     def reset(self) -> None:
         """Before a run: nobody waits, nobody has ended."""

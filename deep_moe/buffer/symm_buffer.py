@@ -1,5 +1,6 @@
 """SymmBuffer: the memory that all ranks of a layer share, its kernels and its launch plans."""
 
+import bisect
 import struct
 import warnings
 from typing import Any
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from .. import _C
 from ..config import Problem
-from ..errors import DeepMoeError, DeviceError
+from ..errors import DeepMoeError
+from .arguments import checked_device, checked_num_sms, checked_switch, collective_of
 from .backend import Backend, EmulatorBackend, GpuBackend
-from .collective import Collective, ProcessGroup, SingleRank, together
+from .collective import together
 from .digest import compare, digest_of
 from .local_group import LocalRank
 from .providers import Provider, make_provider
@@ -42,6 +44,7 @@ class SymmBuffer:
 
     Attributes:
         problem, device, num_sms; rank, num_ranks: this rank, and how many there are.
+        check_ids: whether `stage` checks expert ids (DEEP_MOE_CHECK=1).
         x, x_sf, topk_idx, topk_weights, num_tokens: views of the staged inputs; an engine may write them itself.
 
     Raises:
@@ -53,18 +56,18 @@ class SymmBuffer:
 
     def __init__(self, group: Any, problem: Problem, device: Any = None, num_sms: int | None = None) -> None:
         self._destroyed = True  # until it is complete
-        self._plans: dict[tuple, Any] = {}  # by the weights' keys and the variant
-        self._variants: dict[int | None, int] = {}  # by num_tokens_bound, as far as it was used
-        self._collective = collective = _collective_of(group)
+        self.plans: dict[tuple, Any] = {}  # by the weights' keys and the bound class
+        self._collective = collective = collective_of(group)
         self.rank, self.num_ranks = collective.rank(), collective.size()
 
         def describe() -> dict[str, Any]:
             if not isinstance(problem, Problem):
                 raise TypeError(f"problem is a {type(problem).__name__}; it must be a deep_moe.Problem")
             self.problem = problem
-            self.device = _checked_device(group, self.num_ranks, device)
-            self.num_sms = _checked_num_sms(group, self.device, num_sms)
+            self.device = checked_device(group, self.num_ranks, device)
+            self.num_sms = checked_num_sms(group, self.device, num_sms)
             self._configs = problem.configs(self.num_ranks)
+            self.check_ids = checked_switch("DEEP_MOE_CHECK")
             return digest_of(problem, self._configs, self.device.type)
 
         compare(collective, together(collective, "describe its symmetric buffer", describe))
@@ -153,19 +156,15 @@ class SymmBuffer:
         """Index of the bound class, as in `problem.bound_classes`. None: the last."""
         if num_tokens_bound is None:
             return len(self._bounds) - 1
-        if not isinstance(num_tokens_bound, int) or not 0 <= num_tokens_bound <= self._bounds[-1]:
+        if type(num_tokens_bound) is not int or not 0 <= num_tokens_bound <= self._bounds[-1]:
             raise ValueError(
                 f"num_tokens_bound is {num_tokens_bound!r}; it must be an integer from 0 to max_tokens_per_rank "
                 f"({self._bounds[-1]}), and in the same class of {self._bounds} on all ranks"
             )
-        return next(index for index, bound in enumerate(self._bounds) if num_tokens_bound <= bound)
+        return bisect.bisect_left(self._bounds, num_tokens_bound)
 
-    def make_plan(self, l1: Any, l2: Any, num_tokens_bound: int | None) -> Any:
-        """A launch plan for these weights (checked by the caller); kept for the life of the buffer."""
-        variant = self._variants[num_tokens_bound] = self.variant_of(num_tokens_bound)
-        plan = self._plans.get((l1.key, l2.key, variant))
-        if plan is not None:
-            return plan
+    def make_plan(self, l1: Any, l2: Any, variant: int) -> Any:
+        """A launch plan for these weights (checked by the caller) and bound class; kept for the life of the buffer."""
         clamp = self.problem.activation_clamp
         arguments = _C.MegaArguments(
             config=self._configs[variant],
@@ -179,7 +178,7 @@ class SymmBuffer:
             timeout_ns=self._backend.timeout_ns,
             activation_clamp=float("inf") if clamp is None else clamp,
         )
-        plan = self._plans[l1.key, l2.key, variant] = self._backend.mega_plan(variant, arguments)
+        plan = self.plans[l1.key, l2.key, variant] = self._backend.mega_plan(variant, arguments)
         return plan
 
     @property
@@ -212,7 +211,7 @@ class SymmBuffer:
         if self._destroyed:
             return
         self._destroyed = True
-        self._plans.clear()
+        self.plans.clear()
         self._backend.synchronize()
         error = self._unreported_error()
         self._collective.barrier()
@@ -242,68 +241,3 @@ class SymmBuffer:
 
 
 _abandoned: list[Provider] = []
-
-
-def _collective_of(group: Any) -> Collective:
-    if group is None:
-        return SingleRank()
-    if isinstance(group, LocalRank):
-        return group
-    if hasattr(group, "rank") and hasattr(group, "size"):
-        return ProcessGroup(group)
-    raise TypeError(
-        f"group is a {type(group).__name__}; it must be a torch.distributed process group, a rank group that "
-        "LocalGroup.run passes to its function, or None for one rank"
-    )
-
-
-def _checked_device(group: Any, num_ranks: int, device: Any) -> torch.device:
-    own = group.device if isinstance(group, LocalRank) else None
-    try:
-        chosen = own if device is None else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device is {device!r}; it must be a CUDA device or the CPU") from error
-    if chosen is None:
-        chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if chosen.type == "cuda" and chosen.index is None:
-        chosen = torch.device("cuda", torch.cuda.current_device()) if own is None else own
-    if own is not None and chosen != own:
-        raise ValueError(f"device is {chosen}, but this rank of the LocalGroup is on {own}; leave device out")
-    if chosen.type == "cpu" and own is None and num_ranks > 1:
-        raise ValueError(
-            "device is the CPU, but a process group's ranks are in different processes and the emulator runs all ranks "
-            f'in one; use LocalGroup({num_ranks}, "cpu"), or GPUs'
-        )
-    if chosen.type == "cuda":
-        _check_capability(chosen)
-    elif chosen.type != "cpu":
-        raise ValueError(f"device is {chosen}; it must be a CUDA device or the CPU (emulator)")
-    return chosen
-
-
-def _check_capability(device: torch.device) -> None:
-    driver = _C.driver
-    if driver.missing():
-        raise DeviceError(f"device is {device}, but there is {driver.missing()}")
-    major = driver.device_attribute(device.index, driver.DeviceAttribute.ComputeCapabilityMajor)
-    minor = driver.device_attribute(device.index, driver.DeviceAttribute.ComputeCapabilityMinor)
-    if (major, minor) != (9, 0):
-        raise DeviceError(
-            f"device {device} is an {driver.device_name(device.index)} (SM{major}{minor}); deep_moe has kernels for "
-            "SM90 (Hopper) only: use such a GPU, or CPU tensors (the emulator)"
-        )
-
-
-def _checked_num_sms(group: Any, device: torch.device, num_sms: int | None) -> int | None:
-    if device.type == "cpu":
-        most, default = 1024, None  # default: that of deep_moe.emulator.options
-    else:
-        most = _C.driver.device_attribute(device.index, _C.driver.DeviceAttribute.MultiprocessorCount)
-        if isinstance(group, LocalRank):
-            most = group.num_sms
-        default = most
-    if num_sms is None:
-        return default
-    if not isinstance(num_sms, int) or isinstance(num_sms, bool) or not 1 <= num_sms <= most:
-        raise ValueError(f"num_sms is {num_sms!r}; it must be an integer from 1 to {most}, or None for all")
-    return num_sms

@@ -38,12 +38,13 @@ def row_stride(name: str, tensor: Tensor, vectorised: bool) -> int:
     vectorised: rows must start at multiples of 16 bytes.
     """
     rows, columns = tensor.shape
+    outer, inner = tensor.stride()
     size = tensor.element_size()
-    if columns > 1 and rows > 0 and tensor.stride(1) != 1:
-        raise ValueError(f"{name} has strides {tensor.stride()}; each row must be contiguous: call .contiguous() on it")
-    stride = tensor.stride(0) * size if rows > 1 else columns * size
-    if stride < columns * size and rows > 1:
-        raise ValueError(f"{name} has rows that overlap (strides {tensor.stride()}): call .contiguous() on it")
+    if inner != 1 and columns > 1 and rows > 0:
+        raise ValueError(f"{name} has strides {(outer, inner)}; each row must be contiguous: call .contiguous() on it")
+    if outer < columns and rows > 1:
+        raise ValueError(f"{name} has rows that overlap (strides {(outer, inner)}): call .contiguous() on it")
+    stride = (outer if rows > 1 else columns) * size
     if vectorised and rows > 0 and (tensor.data_ptr() % VECTOR_BYTES or (rows > 1 and stride % VECTOR_BYTES)):
         raise ValueError(
             f"{name} starts at address {tensor.data_ptr():#x} with {stride} bytes between rows; both must be multiples "
@@ -56,6 +57,8 @@ def check_matrix(
     name: str, value: Any, shape: Sequence[int], what: str, device: torch.device, *dtypes: torch.dtype
 ) -> None:
     """A tensor with this shape and device and one of these dtypes."""
+    if type(value) is Tensor and value.dtype in dtypes and value.shape == shape and value.device == device:
+        return
     check_tensor(name, value)
     check_dtype(name, value, *dtypes)
     check_device(name, value, device)

@@ -35,22 +35,23 @@ def fp8_mega_moe(
         PeerTimeout, MismatchError: an earlier launch gave up (on the emulator: this one).
     """
     stats = cumulative_local_expert_recv_stats
+    if type(buffer) is not SymmBuffer:
+        raise TypeError(f"buffer is a {type(buffer).__name__}; it must be a deep_moe.SymmBuffer")
+    variant = buffer.variant_of(num_tokens_bound)
     try:
-        plan = buffer._plans[l1.key, l2.key, buffer._variants[num_tokens_bound]]
-    except (AttributeError, KeyError, TypeError):
-        plan = _new_plan(l1, l2, buffer, num_tokens_bound)
+        plan = buffer.plans[l1.key, l2.key, variant]
+    except (AttributeError, KeyError):
+        plan = _new_plan(l1, l2, buffer, variant)
     rows, stride = _output(y, buffer, num_tokens_bound)
     buffer.launch_mega(plan, y.data_ptr(), stride, rows, 0 if stats is None else _stats(stats, buffer))
 
 
-def _new_plan(l1: Any, l2: Any, buffer: Any, num_tokens_bound: Any) -> Any:
+def _new_plan(l1: Any, l2: Any, buffer: SymmBuffer, variant: int) -> Any:
     """The first call with these weights: everything that cannot change later is checked here."""
-    if type(buffer) is not SymmBuffer:
-        raise TypeError(f"buffer is a {type(buffer).__name__}; it must be a deep_moe.SymmBuffer")
     buffer.check_usable()
     check_weights("l1", l1, buffer)
     check_weights("l2", l2, buffer)
-    return buffer.make_plan(l1, l2, num_tokens_bound)
+    return buffer.make_plan(l1, l2, variant)
 
 
 def _output(y: Any, buffer: SymmBuffer, num_tokens_bound: int | None) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """stage: puts a rank's tokens into its symmetric buffer."""
 
 import math
-import os
 from typing import Any
 
 import torch
@@ -10,8 +9,6 @@ from torch import Tensor
 from .. import _C
 from ..buffer import SymmBuffer
 from .checks import check_dtype, check_matrix, check_tensor, row_stride
-
-_CHECK_VALUES = {"": False, "0": False, "1": True}
 
 
 def stage(
@@ -34,8 +31,8 @@ def stage(
         num_tokens: int32 scalar on the device: how many of the T tokens count (default T). In a CUDA graph T is fixed
             and the count changes.
         routed_scaling_factor: multiplies topk_weights.
-        check: raise for ids that are neither -1 nor in [0, num_experts); waits for the device. Default: the
-            environment variable DEEP_MOE_CHECK (0 or 1), outside of graph captures.
+        check: raise for ids that are neither -1 nor in [0, num_experts); waits for the device. Default: what the
+            environment variable DEEP_MOE_CHECK (0 or 1) said when the buffer was created, outside of graph captures.
 
     Raises:
         TypeError, ValueError: an argument is wrong; nothing was launched.
@@ -45,35 +42,24 @@ def stage(
         raise TypeError(f"buffer is a {type(buffer).__name__}; it must be a deep_moe.SymmBuffer")
     buffer.check_usable()
     problem, device = buffer.problem, buffer.device
-    codes, x_ptr, x_stride, sf_ptr, sf_stride = _activations(buffer, x)
-    tokens = codes.shape[0]
+    tokens, *activations = _activations(buffer, x)
     shape = (tokens, problem.num_topk)
     check_matrix("topk_idx", topk_idx, shape, "[tokens of x, num_topk]", device, torch.int32, torch.int64)
     check_matrix("topk_weights", topk_weights, shape, "[tokens of x, num_topk]", device, torch.float32)
     count_ptr = 0 if num_tokens is None else _count(num_tokens, device)
     if not isinstance(routed_scaling_factor, (int, float)) or not math.isfinite(routed_scaling_factor):
         raise ValueError(f"routed_scaling_factor is {routed_scaling_factor!r}; it must be a finite number")
-    if _wants_check(check, device):
+    if (buffer.check_ids if check is None else check) and _may_check(check, device):
         _check_ids(topk_idx, num_tokens, problem.num_experts)
-    call = _C.StageCall(
-        x_ptr,
-        x_stride,
-        sf_ptr,
-        sf_stride,
-        topk_idx.data_ptr(),
-        row_stride("topk_idx", topk_idx, vectorised=False),
-        topk_idx.dtype is torch.int64,
-        topk_weights.data_ptr(),
-        row_stride("topk_weights", topk_weights, vectorised=False),
-        count_ptr,
-        tokens,
-        routed_scaling_factor,
-    )
-    buffer.launch_stage(call, tokens)
+    idx_stride = row_stride("topk_idx", topk_idx, vectorised=False)
+    weights_stride = row_stride("topk_weights", topk_weights, vectorised=False)
+    ids = (topk_idx.data_ptr(), idx_stride, topk_idx.dtype is torch.int64)
+    weights = (topk_weights.data_ptr(), weights_stride)
+    buffer.launch_stage(_C.StageCall(*activations, *ids, *weights, count_ptr, tokens, routed_scaling_factor), tokens)
 
 
-def _activations(buffer: SymmBuffer, x: Any) -> tuple[Tensor, int, int, int, int]:
-    """The [T, H] tensor, its address and row stride, and those of its scales (0 without)."""
+def _activations(buffer: SymmBuffer, x: Any) -> tuple[int, int, int, int, int]:
+    """T, address and row stride of the [T, H] tensor, and those of its scales (0 without)."""
     device, problem = buffer.device, buffer.problem
     values, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
     name = "x" if scales is None else "x[0]"
@@ -90,11 +76,10 @@ def _activations(buffer: SymmBuffer, x: Any) -> tuple[Tensor, int, int, int, int
         )
     x_stride = row_stride(name, values, vectorised=True)
     if scales is None:
-        return values, values.data_ptr(), x_stride, 0, 0
+        return tokens, values.data_ptr(), x_stride, 0, 0
     groups = -(-problem.hidden // _C.kScaleGroup)
     check_matrix("x[1]", scales, (tokens, groups), "[tokens, ceil(hidden / 128)]", device, torch.float32)
-    # Without tokens the scales may have no address, and their presence says that x is quantised already.
-    return values, values.data_ptr(), x_stride, scales.data_ptr(), row_stride("x[1]", scales, vectorised=False)
+    return tokens, values.data_ptr(), x_stride, scales.data_ptr(), row_stride("x[1]", scales, vectorised=False)
 
 
 def _count(num_tokens: Any, device: torch.device) -> int:
@@ -111,16 +96,12 @@ def _count(num_tokens: Any, device: torch.device) -> int:
     return num_tokens.data_ptr()
 
 
-def _wants_check(check: bool | None, device: torch.device) -> bool:
+def _may_check(check: bool | None, device: torch.device) -> bool:
+    """False inside a graph capture, which cannot wait for the device; ValueError when the check was asked for there."""
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if check is None:
-        text = os.environ.get("DEEP_MOE_CHECK", "")
-        if text not in _CHECK_VALUES:
-            raise ValueError(f"DEEP_MOE_CHECK is {text!r}; it must be 0 or 1")
-        return _CHECK_VALUES[text] and not capturing
     if check and capturing:
         raise ValueError("check is True inside a CUDA-graph capture, which cannot wait for the device; leave it out")
-    return bool(check)
+    return not capturing
 
 
 def _check_ids(topk_idx: Tensor, num_tokens: Tensor | None, num_experts: int) -> None:

@@ -302,12 +302,6 @@ MUTANTS = (
         "hw::atomic_add_acq_rel<hw::Scope::Sys>(",
         "hw::atomic_add_relaxed_gpu(",
     ),
-    Mutant(
-        "finish: arrival before all lanes have stored",
-        "roles/math.h",
-        "        hw::sync_warp();\n        u32 before = 0;",
-        "        u32 before = 0;",
-    ),
     Mutant("finish: done flag is a plain store", "roles/math.h", "hw::store_release_sys(", "hw::store("),
     Mutant(
         "finish: done flag of the last launch is enough",
@@ -328,6 +322,7 @@ MUTANTS = (
         "            hw::store(&header->epoch, epoch - 1);",
     ),
     Mutant("finish: first warp reports for all", "roles/math.h", "== expected - 1", "== 0"),
+    Mutant("finish: last warp but one reports for all", "roles/math.h", "== expected - 1", "== expected - 2"),
     # Epilogues
     Mutant(
         "swiglu: maxima exchanged through one bank",

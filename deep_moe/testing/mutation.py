@@ -49,11 +49,12 @@ class Case:
     experts: int = 10
     hidden: int = 320  # no size is a multiple of a tile
     intermediate: int = 144
+    ring_blocks: int = 2  # it wraps
     clamp: float | None = None
     num_sms: int = 2
 
     def problem(self) -> deep_moe.Problem:
-        """One bound class, so that a case builds one kernel; its ring of two row blocks wraps."""
+        """With one bound class, so that a case builds one mega kernel."""
         return deep_moe.Problem(
             num_experts=self.experts,
             num_topk=4,
@@ -61,7 +62,9 @@ class Case:
             intermediate=self.intermediate,
             max_tokens_per_rank=72,
             activation_clamp=self.clamp,
-            overrides=dict(block_m=self.block_m, ring_rows=2 * self.block_m, lag_blocks=1, unit_blocks=2),
+            overrides=dict(
+                block_m=self.block_m, ring_rows=self.ring_blocks * self.block_m, lag_blocks=1, unit_blocks=2
+            ),
         )
 
 
@@ -72,8 +75,8 @@ LAYERS = (
 )
 CASES = (
     Case("64-row tiles", 64, LAYERS),
-    # Only the ring of tasks holds the scheduler back, and every CTA clears counters.
-    Case("64-row tiles, one K block", 64, LAYERS[::-1], experts=80, hidden=128, intermediate=64),
+    # Only the ring of tasks holds the scheduler back, and every CTA has counters to clear.
+    Case("many experts, one K block", 64, LAYERS[::-1], experts=80, hidden=128, intermediate=64, ring_blocks=48),
     Case("64-row tiles, clamp", 64, LAYERS[1:2], clamp=0.4),
     Case("128-row tiles, clamp", 128, LAYERS, clamp=0.4),
     Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], num_sms=3),

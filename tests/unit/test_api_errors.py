@@ -114,7 +114,7 @@ def test_checked_mode_names_token_and_slot(rank, bad, monkeypatch):
     idx = torch.zeros(T, K, dtype=torch.int64)
     idx[0, 0], idx[3, 0] = -1, bad
     for check in (True, None):
-        monkeypatch.setenv("DEEP_MOE_CHECK", "0" if check else "1")
+        monkeypatch.setattr(rank.buffer, "check_ids", not check)
         with pytest.raises(ValueError, match=rf"topk_idx\[3, 0\] is {bad} \(token 3, slot 0\).*\[0, {E}\).*-1"):
             deep_moe.stage(rank.buffer, **staged(topk_idx=idx), check=check)
     deep_moe.stage(rank.buffer, **staged(topk_idx=idx), check=False)
@@ -123,10 +123,16 @@ def test_checked_mode_names_token_and_slot(rank, bad, monkeypatch):
     deep_moe.stage(rank.buffer, **staged(topk_idx=idx, num_tokens=beyond), check=True)
 
 
-def test_check_variable_must_be_0_or_1(rank, monkeypatch):
+def test_check_variable(worlds, monkeypatch):
+    group, problem = deep_moe.LocalGroup(2, "cpu"), worlds("small").problem
+    for text, expected in (("", False), ("0", False), ("1", True)):
+        monkeypatch.setenv("DEEP_MOE_CHECK", text)
+        buffers = group.run(lambda rank: deep_moe.SymmBuffer(rank, problem))
+        assert [buffer.check_ids for buffer in buffers] == [expected] * 2
+        group.run(lambda rank, buffers=buffers: buffers[rank.rank()].destroy())
     monkeypatch.setenv("DEEP_MOE_CHECK", "yes")
     with pytest.raises(ValueError, match="DEEP_MOE_CHECK is 'yes'; it must be 0 or 1"):
-        deep_moe.stage(rank.buffer, **staged())
+        deep_moe.SymmBuffer(None, problem, device="cpu")
 
 
 def call(rank, **changes):

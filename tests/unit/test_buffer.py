@@ -110,11 +110,11 @@ def test_plans_are_kept(worlds):
     world = worlds("small")
     inputs = world.inputs([2, 2])
     world.call(inputs, bound=8)
-    plans = [dict(rank.buffer._plans) for rank in world.ranks]
+    plans = [dict(rank.buffer.plans) for rank in world.ranks]
     world.call(inputs, bound=8)
     for rank, before in zip(world.ranks, plans, strict=True):
-        assert all(rank.buffer._plans[key] is plan for key, plan in before.items())
-        assert len(rank.buffer._plans) == len(before)
+        assert all(rank.buffer.plans[key] is plan for key, plan in before.items())
+        assert len(rank.buffer.plans) == len(before)
 
 
 # Ranks that disagree or fail
@@ -218,10 +218,10 @@ def test_cpu_over_several_processes_is_refused(group):
         def size(self):
             return 2
 
-    from deep_moe.buffer.symm_buffer import _checked_device
+    from deep_moe.buffer.arguments import checked_device
 
     with pytest.raises(ValueError, match=r'LocalGroup\(2, "cpu"\)'):
-        _checked_device(ProcessGroupOfTwo(), 2, "cpu")
+        checked_device(ProcessGroupOfTwo(), 2, "cpu")
 
 
 @pytest.mark.skipif(_C.driver.missing() is None, reason="there is a CUDA driver")
@@ -392,6 +392,14 @@ def test_waiting_for_a_rank_that_ended_names_it():
 
     three.run(body)
     assert len(errors) == 2 and all("rank 2 has returned" in error for error in errors)
+
+
+def test_meeting_outside_run_is_refused(group):
+    with pytest.raises(deep_moe.PeerTimeout, match="rank 1 is not running: LocalGroup.run starts the ranks"):
+        group.ranks[0].barrier()
+    buffers = create(group)
+    with pytest.raises(deep_moe.PeerTimeout, match="rank 1 has returned"):
+        buffers[0].destroy()
 
 
 def test_run_inside_run_is_refused(group):
