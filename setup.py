@@ -20,13 +20,13 @@ SOURCES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if
 CXX_FLAGS = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
 LINK_FLAGS = ["-shared", "-pthread", "-ldl"]
 
+# Plain depfiles, not `deps = gcc`: ninja's binary log of them does not survive two builds at once.
 NINJA_RULES = """\
 cxx = {cxx}
 flags = {flags}
 rule compile
   command = $cxx $flags -MD -MF $out.d -c $in -o $out
   depfile = $out.d
-  deps = gcc
   description = compile $in
 rule link
   command = $cxx $in -o $out {link_flags}

@@ -174,8 +174,8 @@ private:
     u32 mean_budget = 64;
     u64 woken_at_progress = 0;
     u32 clock_jumps = 0, idle_looks = 0;
-    u64 stalled_at = 0;          // value of progress when all ranks were there and nothing could run
-    u32 fruitless_looks = 0;     // since then
+    u64 stalled_at = 0;       // value of progress when all ranks were there and nothing could run
+    u32 fruitless_looks = 0;  // since then
 
     std::unordered_map<const void*, Fiber*> pollers;  // address -> chain
     u8 poll_filter[4096] = {};

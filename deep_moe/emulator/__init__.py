@@ -1,7 +1,7 @@
 """Options of the CPU emulator, which runs the kernels of ranks whose tensors live on the CPU.
 
-    with deep_moe.emulator.options(seed=7):
-        group.run(layer)
+with deep_moe.emulator.options(seed=7):
+    group.run(layer)
 """
 
 from .options import Options as Options

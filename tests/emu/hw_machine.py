@@ -61,8 +61,16 @@ class Machine:
         if maps:
             arguments.append(b"".join(maps))
         return self.world.launch(
-            rank=rank, name=function, entry=kernel(source, function), num_sms=sms, threads=threads, smem_bytes=smem,
-            args=arguments, regions=regions, smem_fields=self.fields, options=options or _C.emu.Options(),
+            rank=rank,
+            name=function,
+            entry=kernel(source, function),
+            num_sms=sms,
+            threads=threads,
+            smem_bytes=smem,
+            args=arguments,
+            regions=regions,
+            smem_fields=self.fields,
+            options=options or _C.emu.Options(),
         )
 
     def each_rank(self, body):

@@ -72,7 +72,14 @@ def pull_rows(seed: int, plant: int = 0) -> None:
     def body(rank: int) -> None:
         tensor_map = hw_machine._C.emu.encode_tensor_map([128, 64], [128], [128, 64], machine.memory[rank] + 65536)
         machine.launch(
-            rank, "pull", "pull_rows", plant=plant, count=64, maps=[tensor_map] * 2, threads=32, smem=1024 + 8192,
+            rank,
+            "pull",
+            "pull_rows",
+            plant=plant,
+            count=64,
+            maps=[tensor_map] * 2,
+            threads=32,
+            smem=1024 + 8192,
             options=hw_machine.options(seed),
         )
 
@@ -89,12 +96,12 @@ def test_pulled_rows_reach_tma(schedule, plant):
 
 PULL_FAULTS = {
     1: "no fence_proxy_async",  # between the bulk store and another CTA's TMA
-    2: "bulk store",            # released before the store was waited for
-    3: "bulk store",            # never committed, so never waited for
-    4: "bulk store",            # the source is overwritten while the store reads it
+    2: "bulk store",  # released before the store was waited for
+    3: "bulk store",  # never committed, so never waited for
+    4: "bulk store",  # the source is overwritten while the store reads it
     5: "ordered",
     6: "ordered",
-    7: "asynchronous load",     # stored before the load had arrived
+    7: "asynchronous load",  # stored before the load had arrived
     9: "no fence_proxy_async",  # generic stores read by TMA
     11: "no fence_proxy_async",  # generic shared stores read by a bulk store
 }

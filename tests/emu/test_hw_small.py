@@ -6,11 +6,14 @@ import torch
 
 from deep_moe import errors
 
-CASES = {name: i for i, name in enumerate(
-    "collectives store_beyond load_unknown write_read_only shared_cross shared_beyond misaligned barrier_as_data "
-    "barrier_deadlock poll_deadlock lane_race lane_race_fixed exit_early timeout atomics registers convert "
-    "block_deadlock unordered_init".split()
-)}
+CASES = {
+    name: i
+    for i, name in enumerate(
+        "collectives store_beyond load_unknown write_read_only shared_cross shared_beyond misaligned barrier_as_data "
+        "barrier_deadlock poll_deadlock lane_race lane_race_fixed exit_early timeout atomics registers convert "
+        "block_deadlock unordered_init".split()
+    )
+}
 FIELDS = [("first", 0, 128), ("second", 128, 128), ("smem_barriers", 256, 72)]
 
 
@@ -21,11 +24,13 @@ def run(case: str, seed: int = 0, ranks: int = 1, out_bytes: int = 4096, count: 
     if weights is not None:
         machine.weights = weights
     machine.each_rank(
-        lambda rank: machine.launch(
-            rank, "small", "small", plant=CASES[case], count=count, smem=512, options=hw_machine.options(seed)
+        lambda rank: (
+            machine.launch(
+                rank, "small", "small", plant=CASES[case], count=count, smem=512, options=hw_machine.options(seed)
+            )
+            if case != "timeout" or rank == 0
+            else None
         )
-        if case != "timeout" or rank == 0
-        else None
     )
     return machine
 
@@ -48,8 +53,17 @@ def test_conversions_round_as_torch_does():
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     codes = codes[codes.isfinite()].sort().values
     middle = (codes[1:] + codes[:-1]) / 2
-    x = torch.cat([codes, middle, middle * (1 + 2**-20), middle * (1 - 2**-20), torch.randn(2000) * 30,
-                   torch.randn(500) * 1e-3, torch.tensor([1e9, -1e9, 449.0, 463.9, 464.0, 1e-30, torch.inf])])
+    x = torch.cat(
+        [
+            codes,
+            middle,
+            middle * (1 + 2**-20),
+            middle * (1 - 2**-20),
+            torch.randn(2000) * 30,
+            torch.randn(500) * 1e-3,
+            torch.tensor([1e9, -1e9, 449.0, 463.9, 464.0, 1e-30, torch.inf]),
+        ]
+    )
     n = x.numel()
     machine = run("convert", out_bytes=4 * n + 16, count=n, weights=x)
     out = machine.outs[0][: 4 * n].view(torch.uint8)

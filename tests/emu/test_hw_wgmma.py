@@ -27,7 +27,15 @@ def gemm(seed: int, plant: int = 0, same_sign: bool = False, k: int = K, **optio
         _C.emu.encode_tensor_map([k, 128], [k], [128, 128], machine.weights.data_ptr() + 64 * k, "b"),
     ]
     counts = machine.launch(
-        0, "gemm", "gemm", plant=plant, count=k // 128, maps=maps, sms=1, threads=256, smem=49152 + 1024,
+        0,
+        "gemm",
+        "gemm",
+        plant=plant,
+        count=k // 128,
+        maps=maps,
+        sms=1,
+        threads=256,
+        smem=49152 + 1024,
         options=hw_machine.options(seed, **options),
     )
     exact = a.double() @ b.double().t()
@@ -60,8 +68,14 @@ def test_same_seed_same_run():
 # Relative error measured on an H200, and how far the model may be from it.
 @pytest.mark.parametrize(
     ("k", "same_sign", "measured"),
-    [(512, False, 3.4e-4), (2048, False, 8.5e-4), (7168, False, 1.9e-3),
-     (512, True, 5.4e-3), (2048, True, 3.3e-2), (7168, True, 1.3e-1)],
+    [
+        (512, False, 3.4e-4),
+        (2048, False, 8.5e-4),
+        (7168, False, 1.9e-3),
+        (512, True, 5.4e-3),
+        (2048, True, 3.3e-2),
+        (7168, True, 1.3e-1),
+    ],
 )
 def test_accumulation_is_as_coarse_as_on_the_gpu(k, same_sign, measured):
     got, want, _ = gemm(3, same_sign=same_sign, k=k)

@@ -1,8 +1,8 @@
 """A one-rank layer in both tile classes, small enough for compute-sanitizer (not collected by pytest):
 
-    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sm90/sanitizer_layer.py
-    compute-sanitizer --tool synccheck --error-exitcode 1 python tests/sm90/sanitizer_layer.py
-    compute-sanitizer --tool racecheck --kernel-name regex=stage --error-exitcode 1 python tests/sm90/sanitizer_layer.py
+compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sm90/sanitizer_layer.py
+compute-sanitizer --tool synccheck --error-exitcode 1 python tests/sm90/sanitizer_layer.py
+compute-sanitizer --tool racecheck --kernel-name regex=stage --error-exitcode 1 python tests/sm90/sanitizer_layer.py
 """
 
 import os

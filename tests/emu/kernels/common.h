@@ -10,7 +10,7 @@ struct Args {
     u8* out;            // of this rank
     const u8* weights;  // read-only
     u32 rank, num_ranks;
-    u32 plant;          // which fault to plant; 0: none
+    u32 plant;  // which fault to plant; 0: none
     u32 count;
 };
 

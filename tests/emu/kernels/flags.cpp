@@ -13,8 +13,10 @@ extern "C" void flags(const Args* a) {
             for (u32 i = t; i < n; i += 64) hw::store(payload + i, a->rank * 100000 + r * 10000 + i);
             if (a->plant != kNoSyncBeforeRelease) hw::sync_block();
             if (t == 0) {
-                if (a->plant == kRelaxedStore) hw::store_relaxed_sys(reinterpret_cast<u64*>(a->peers[r] + 98304) + a->rank, 1);
-                else hw::store_release_sys(flag, a->count);
+                if (a->plant == kRelaxedStore)
+                    hw::store_relaxed_sys(reinterpret_cast<u64*>(a->peers[r] + 98304) + a->rank, 1);
+                else
+                    hw::store_release_sys(flag, a->count);
             }
         }
     } else {
@@ -34,7 +36,8 @@ extern "C" void flags(const Args* a) {
                 }
             }
             if (a->plant != kNoSyncAfterAcquire) hw::sync_block();
-            for (u32 i = t; i < n; i += 64) hw::store(reinterpret_cast<u32*>(a->out) + r * n + i, hw::load(payload + i));
+            for (u32 i = t; i < n; i += 64)
+                hw::store(reinterpret_cast<u32*>(a->out) + r * n + i, hw::load(payload + i));
         }
     }
 }

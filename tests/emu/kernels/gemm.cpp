@@ -3,8 +3,23 @@
 #include "common.h"
 
 enum Plant {
-    kNone, kSmallTx, kLargeTx, kNoEmptyWait, kNoWgmmaWait, kNoWgmmaFence, kNoCommit, kNoBarrierFence, kEarlyArrive,
-    kNoFullWait, kOneWarpArrives, kWrongParity, kExtraArrival, kDivergence, kBadDescriptor, kReadEarly, kPromote
+    kNone,
+    kSmallTx,
+    kLargeTx,
+    kNoEmptyWait,
+    kNoWgmmaWait,
+    kNoWgmmaFence,
+    kNoCommit,
+    kNoBarrierFence,
+    kEarlyArrive,
+    kNoFullWait,
+    kOneWarpArrives,
+    kWrongParity,
+    kExtraArrival,
+    kDivergence,
+    kBadDescriptor,
+    kReadEarly,
+    kPromote
 };
 
 constexpr u32 kStages = 2;
@@ -77,8 +92,10 @@ extern "C" void gemm(const Args* a, const Maps* maps) {
     if (hw::thread_idx() / 128 == 0) {
         hw::lower_max_registers<40>();
         if (a->plant == kDivergence && hw::warp_idx() == 1) {
-            if (hw::lane_idx() < 16) hw::ballot(true);
-            else hw::sync_warp();
+            if (hw::lane_idx() < 16)
+                hw::ballot(true);
+            else
+                hw::sync_warp();
         }
         if (hw::warp_idx() == 0 && hw::lane_idx() == 0) load(a, maps, smem, full, empty);
     } else {

@@ -3,8 +3,19 @@
 #include "common.h"
 
 enum Plant {
-    kNone, kNoProxyFence, kNoBulkWait, kNoCommit, kReuseEarly, kRelaxedAdd, kRelaxedLoad, kNoLoadWait, kFenceByReader,
-    kGenericCopyNoFence, kGenericCopy, kSmemNoFence, kSmemFence
+    kNone,
+    kNoProxyFence,
+    kNoBulkWait,
+    kNoCommit,
+    kReuseEarly,
+    kRelaxedAdd,
+    kRelaxedLoad,
+    kNoLoadWait,
+    kFenceByReader,
+    kGenericCopyNoFence,
+    kGenericCopy,
+    kSmemNoFence,
+    kSmemFence
 };
 
 DM_DEVICE void pull(const Args* a, u8* smem, u64* barriers) {
@@ -19,19 +30,24 @@ DM_DEVICE void pull(const Args* a, u8* smem, u64* barriers) {
         if (a->plant != kNoLoadWait) wait_barrier(barrier, row / 2 & 1);
         if (a->plant == kGenericCopy || a->plant == kGenericCopyNoFence) {
             for (u32 i = 0; i < 8; ++i)
-                hw::store(reinterpret_cast<Vec16*>(pool + row * 128) + i, hw::load_shared(reinterpret_cast<Vec16*>(buffer) + i));
+                hw::store(reinterpret_cast<Vec16*>(pool + row * 128) + i,
+                          hw::load_shared(reinterpret_cast<Vec16*>(buffer) + i));
         } else {
-            if (a->plant == kSmemNoFence || a->plant == kSmemFence)
-                hw::store_shared(buffer, hw::load_shared(buffer));
+            if (a->plant == kSmemNoFence || a->plant == kSmemFence) hw::store_shared(buffer, hw::load_shared(buffer));
             if (a->plant == kSmemFence) hw::fence_proxy_async();
             hw::bulk_store(pool + row * 128, buffer, 128);
             if (a->plant != kNoCommit) hw::bulk_commit();
-            if (a->plant == kReuseEarly) hw::bulk_wait<3>();
-            else if (a->plant != kNoBulkWait) hw::bulk_wait<0>();
+            if (a->plant == kReuseEarly)
+                hw::bulk_wait<3>();
+            else if (a->plant != kNoBulkWait)
+                hw::bulk_wait<0>();
         }
-        if (a->plant != kNoProxyFence && a->plant != kFenceByReader && a->plant != kGenericCopyNoFence) hw::fence_proxy_async();
-        if (a->plant == kRelaxedAdd) hw::atomic_add_relaxed_gpu(ready, 1);
-        else hw::add_release_gpu(ready, 1);
+        if (a->plant != kNoProxyFence && a->plant != kFenceByReader && a->plant != kGenericCopyNoFence)
+            hw::fence_proxy_async();
+        if (a->plant == kRelaxedAdd)
+            hw::atomic_add_relaxed_gpu(ready, 1);
+        else
+            hw::add_release_gpu(ready, 1);
     }
     hw::bulk_wait<0>();
 }
@@ -50,7 +66,8 @@ DM_DEVICE void read(const Args* a, const Maps* maps, u8* smem, u64* barriers) {
     wait_barrier(&barriers[2], 0);
     for (u32 i = hw::thread_idx(); i < 8192 / 16; i += 32) {
         const u32 swizzled = i ^ (i >> 3 & 7);
-        hw::store(reinterpret_cast<Vec16*>(a->out) + i, hw::load_shared(reinterpret_cast<Vec16*>(smem + 1024) + swizzled));
+        hw::store(reinterpret_cast<Vec16*>(a->out) + i,
+                  hw::load_shared(reinterpret_cast<Vec16*>(smem + 1024) + swizzled));
     }
 }
 

@@ -2,9 +2,25 @@
 #include "common.h"
 
 enum Case {
-    kCollectives, kStoreBeyond, kLoadUnknown, kWriteReadOnly, kSharedCross, kSharedBeyond, kMisaligned, kBarrierAsData,
-    kBarrierDeadlock, kPollDeadlock, kLaneRace, kLaneRaceFixed, kExitEarly, kTimeout, kAtomics, kRegisters, kConvert,
-    kBlockDeadlock, kUnorderedInit
+    kCollectives,
+    kStoreBeyond,
+    kLoadUnknown,
+    kWriteReadOnly,
+    kSharedCross,
+    kSharedBeyond,
+    kMisaligned,
+    kBarrierAsData,
+    kBarrierDeadlock,
+    kPollDeadlock,
+    kLaneRace,
+    kLaneRaceFixed,
+    kExitEarly,
+    kTimeout,
+    kAtomics,
+    kRegisters,
+    kConvert,
+    kBlockDeadlock,
+    kUnorderedInit
 };
 
 DM_DEVICE void collectives(const Args* a, u32 t) {
@@ -35,14 +51,30 @@ extern "C" void small(const Args* a) {
     u64* barriers = reinterpret_cast<u64*>(smem + 256);
     u32* words = reinterpret_cast<u32*>(a->peers[a->rank]);
     switch (a->plant) {
-        case kCollectives: if (hw::block_idx() == 0) collectives(a, t); break;
-        case kConvert: if (hw::block_idx() == 0) convert(a, t); break;
-        case kStoreBeyond: if (t == 3) hw::store(words + a->count / 4, 1u); break;
-        case kLoadUnknown: if (t == 3) hw::load(words + a->count); break;
-        case kWriteReadOnly: if (t == 3) hw::store(const_cast<u32*>(reinterpret_cast<const u32*>(a->weights)), 1u); break;
-        case kSharedCross: if (t == 3) hw::load_shared(reinterpret_cast<Vec16*>(smem + 320)); break;
-        case kSharedBeyond: if (t == 3) hw::load_shared(smem + 512); break;
-        case kMisaligned: if (t == 3) hw::store_shared(reinterpret_cast<u32*>(smem + 2), 1u); break;
+        case kCollectives:
+            if (hw::block_idx() == 0) collectives(a, t);
+            break;
+        case kConvert:
+            if (hw::block_idx() == 0) convert(a, t);
+            break;
+        case kStoreBeyond:
+            if (t == 3) hw::store(words + a->count / 4, 1u);
+            break;
+        case kLoadUnknown:
+            if (t == 3) hw::load(words + a->count);
+            break;
+        case kWriteReadOnly:
+            if (t == 3) hw::store(const_cast<u32*>(reinterpret_cast<const u32*>(a->weights)), 1u);
+            break;
+        case kSharedCross:
+            if (t == 3) hw::load_shared(reinterpret_cast<Vec16*>(smem + 320));
+            break;
+        case kSharedBeyond:
+            if (t == 3) hw::load_shared(smem + 512);
+            break;
+        case kMisaligned:
+            if (t == 3) hw::store_shared(reinterpret_cast<u32*>(smem + 2), 1u);
+            break;
         case kBarrierAsData:
             if (t == 0) hw::mbarrier_init(barriers, 1);
             hw::sync_block();
@@ -66,7 +98,8 @@ extern "C" void small(const Args* a) {
                 while (hw::load_acquire<hw::Scope::Sys>(words) != 5) hw::poll_pause(5, 12, words);
             break;
         case kBlockDeadlock:
-            if (t >= 32) hw::sync_block();
+            if (t >= 32)
+                hw::sync_block();
             else
                 while (hw::load_acquire<hw::Scope::Sys>(words) != 5) hw::poll_pause(5, 12, words);
             break;
@@ -75,7 +108,8 @@ extern "C" void small(const Args* a) {
             if (t < 32 && hw::block_idx() == 0) {
                 hw::store_shared(reinterpret_cast<u32*>(smem) + t, t * 7);
                 if (a->plant == kLaneRaceFixed) hw::sync_warp();
-                hw::store(reinterpret_cast<u32*>(a->out) + t, hw::load_shared(reinterpret_cast<u32*>(smem) + (t + 1) % 32));
+                hw::store(reinterpret_cast<u32*>(a->out) + t,
+                          hw::load_shared(reinterpret_cast<u32*>(smem) + (t + 1) % 32));
             }
             break;
         case kExitEarly:
