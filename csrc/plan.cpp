@@ -49,6 +49,7 @@ u64 tensor_map_address(const MegaArguments& arguments, MapIndex map) {
 void patch(MegaMoeParams& params, const MegaCall& call) {
     params.y = pointer<void>(call.y);
     params.y_stride = call.y_stride;
+    params.y_rows = u32(call.y_rows);
     params.recv_stats = pointer<i32>(call.recv_stats);
 }
 

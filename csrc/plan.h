@@ -29,7 +29,7 @@ struct MegaArguments {
 struct MegaCall {
     u64 y = 0;
     u64 y_stride = 0;    // bytes
-    u64 y_rows = 0;      // that y has room for: the emulator guards them
+    u64 y_rows = 0;      // that y has room for
     u64 recv_stats = 0;  // or 0
 };
 

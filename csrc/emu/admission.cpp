@@ -82,6 +82,7 @@ void WorldImpl::build(Launch& launch) {
         max_delay_log2 = 2 + random.below(13);
         mean_budget = 4u << (2 * random.below(4));
         woken_at_progress = 0;
+        old_values.clear();
     }
     random.mix(r.rank * 1000003ull + rank.launches++);
     rank.running = &launch;

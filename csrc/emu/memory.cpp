@@ -80,6 +80,25 @@ void acquire(Fiber* f, const void* p, const MemoryOp& op) {
         if (rank == f->cta->grid->rank) acquire_view(f, view);
 }
 
+// A strong write is about to replace the value.
+void keep_old_value(Fiber* f, const void* p, u32 bytes) {
+    u64 value = 0;
+    std::memcpy(&value, p, bytes);
+    f->world->old_values[p] = {value, f->cta, false};
+}
+
+// A relaxed load may get an older value, as long as nobody but the writer has seen the new one.
+void maybe_stale(Fiber* f, const Shadow& shadow, const void* p, void* value, u32 bytes) {
+    auto it = f->world->old_values.find(p);
+    if (it == f->world->old_values.end()) return;
+    OldValue& old = it->second;
+    if (old.gone || old.writer == f->cta || knows_last_write(*f, shadow, p)) return;
+    if (f->world->random.one_in(4))
+        std::memcpy(value, &old.value, bytes);
+    else
+        old.gone = true;
+}
+
 // Bounds; then the shadow to check, or null when there is nothing to check.
 const Shadow* locate(Fiber* f, const void* p, u32 bytes, bool write, const MemoryOp& op, const char* what) {
     if (u64(p) % bytes != 0)
@@ -148,6 +167,7 @@ void api_load(ThreadHead* t, const void* p, void* value, u32 bytes, MemoryOp op)
     const Shadow* shadow = locate(f, p, bytes, false, op, op.shared ? "shared load" : "load");
     if (shadow) race_read(f, *shadow, p, bytes, generic_actor(*f, op));
     std::memcpy(value, p, bytes);
+    if (shadow && !op.shared && op.order == Order::Relaxed) maybe_stale(f, *shadow, p, value, bytes);
     if (bytes <= 8) look(f, p, value, bytes);
     if (shadow && op.order == Order::Acquire) acquire(f, p, op);
 }
@@ -160,6 +180,10 @@ void api_store(ThreadHead* t, void* p, const void* value, u32 bytes, MemoryOp op
         const bool was_strong = race_write(f, *shadow, p, bytes, generic_actor(*f, op));
         f->dirty = true;
         if (was_strong || op.order == Order::Release) publish(f, p, op, false);
+        if (!op.shared && op.order != Order::Weak)
+            keep_old_value(f, p, bytes);
+        else if (was_strong)
+            f->world->old_values.erase(p);
     }
     std::memcpy(p, value, bytes);
     f->world->wrote(p);
@@ -175,6 +199,7 @@ u64 api_read_modify_write(ThreadHead* t, void* p, u32 bytes, Rmw rmw, u64 expect
         f->dirty = true;
         if (op.order == Order::AcqRel) acquire(f, p, op);
         publish(f, p, op, true);
+        if (!op.shared) keep_old_value(f, p, bytes);
     }
     u64 old = 0;
     std::memcpy(&old, p, bytes);

@@ -168,6 +168,10 @@ bool race_write(Fiber* f, const Shadow& shadow, const void* p, u64 bytes, const 
     return was_strong;
 }
 
+bool knows_last_write(const Fiber& f, const Shadow& shadow, const void* p) {
+    return knows(f, shadow.cell(p)->write, Proxy::Generic);
+}
+
 void race_tensor_read(Fiber* lane, const void* p, u32 bytes) {
     const Actor actor{StampKind::Weak, Proxy::Async,     u16(lane->warp->agent),
                       u8(lane->lane),  lane->warp->time, 1u << lane->lane};

@@ -24,6 +24,8 @@ Actor pending_actor(const Fiber& f);
 void race_read(Fiber* f, const Shadow& shadow, const void* p, u64 bytes, const Actor& actor);
 // True when a word was last written by a release, relaxed or atomic access.
 bool race_write(Fiber* f, const Shadow& shadow, const void* p, u64 bytes, const Actor& actor);
+// The last write of the word is ordered before f.
+bool knows_last_write(const Fiber& f, const Shadow& shadow, const void* p);
 // Checks a tensor-core read as `lane` knows the world, without recording it.
 void race_tensor_read(Fiber* lane, const void* p, u32 bytes);
 // Tensor-core reads of [offset, offset + bytes) of shared memory must be over.

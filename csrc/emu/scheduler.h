@@ -58,6 +58,13 @@ struct SyncWord {
     std::vector<std::pair<u32, ViewRef>> ranks;  // by releases of threads of that rank, any scope
 };
 
+// What a word held before its last strong write: a relaxed load that nothing orders after the write may still see it.
+struct OldValue {
+    u64 value;
+    const Cta* writer;
+    bool gone;                                   // another CTA has seen the new value
+};
+
 struct RankState {
     bool ended = false, blocked = false;
     std::string why_ended;
@@ -122,6 +129,7 @@ public:
     std::vector<u32> barrier_phase;  // barrier id -> phases completed by ended launches
     std::vector<std::string> barrier_names;
     std::unordered_map<const void*, SyncWord> sync_words;
+    std::unordered_map<const void*, OldValue> old_values;
     std::vector<RankState> ranks;
     std::vector<std::unique_ptr<Arena>> arenas;
 

@@ -34,6 +34,10 @@ def checked_device(group: Any, num_ranks: int, device: Any) -> torch.device:
         raise ValueError(f"device is {device!r}; it must be a CUDA device or the CPU") from error
     if chosen is None:
         chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen.type == "cuda" and _C.driver.missing():
+        raise DeviceError(f"device is {chosen}, but there is {_C.driver.missing()}")
+    if chosen.type == "cpu":
+        chosen = torch.device("cpu")  # "cpu:0" is the same place, but not equal
     if chosen.type == "cuda" and chosen.index is None:
         chosen = torch.device("cuda", torch.cuda.current_device()) if own is None else own
     if own is not None and chosen != own:
@@ -52,8 +56,6 @@ def checked_device(group: Any, num_ranks: int, device: Any) -> torch.device:
 
 def _check_capability(device: torch.device) -> None:
     driver = _C.driver
-    if driver.missing():
-        raise DeviceError(f"device is {device}, but there is {driver.missing()}")
     major = driver.device_attribute(device.index, driver.DeviceAttribute.ComputeCapabilityMajor)
     minor = driver.device_attribute(device.index, driver.DeviceAttribute.ComputeCapabilityMinor)
     if (major, minor) != (9, 0):

@@ -101,7 +101,7 @@ class GpuBackend:
         self._lane = _C.LaunchLane(device.index, group_id, rank, num_sms)
         self._stage_plan = None
         self.stream = functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
-        self._status_tensor = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._status_tensor = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
         self.host_status = self._status_tensor.data_ptr()
         self._status = ctypes.c_uint64.from_address(self.host_status)
 

@@ -23,6 +23,10 @@ _MAX_CONNECTIONS = 32
 _group_ids = itertools.count(1)
 
 
+# The rank whose thread this is, inside LocalGroup.run.
+current_rank: contextvars.ContextVar["LocalRank | None"] = contextvars.ContextVar("current_rank", default=None)
+
+
 class LocalGroup:
     """A group of `num_ranks` ranks in one process.
 
@@ -84,6 +88,7 @@ class LocalGroup:
             rank.started()
 
         def body(rank: LocalRank) -> None:
+            current_rank.set(rank)
             try:
                 with rank.current(callers[rank.rank()]):
                     results[rank.rank()] = fn(rank)

@@ -6,6 +6,7 @@ rank may free memory that another rank still has mapped.
 
 import ctypes
 import socket
+import weakref
 from typing import Any, Protocol
 
 import torch
@@ -81,10 +82,11 @@ class EmulatorArena:
     """Memory of a rank in an emulated world."""
 
     def __init__(self, world: "_C.emu.World", rank: int, num_bytes: int) -> None:
-        self._world = world
         self._address = world.allocate(rank, num_bytes, "symmetric buffer")
         array = (ctypes.c_uint8 * num_bytes).from_address(self._address)
         self.memory = torch.frombuffer(array, dtype=torch.uint8)
+        # Tensors that view the arena keep `array` alive, and so the memory, beyond destroy().
+        weakref.finalize(array, world.release, self._address)
 
     def exchange(self, collective: Collective) -> list[int]:
         return collective.all_gather(self._address)
@@ -94,9 +96,6 @@ class EmulatorArena:
 
     def free(self) -> None:
         self.memory = None
-        if self._world is not None:
-            self._world.release(self._address)
-        self._world = None
 
 
 def make_provider(

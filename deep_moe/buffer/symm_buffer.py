@@ -15,7 +15,7 @@ from .arguments import checked_device, checked_num_sms, checked_switch, collecti
 from .backend import Backend, EmulatorBackend, GpuBackend
 from .collective import together
 from .digest import compare, digest_of
-from .local_group import LocalRank
+from .local_group import LocalRank, current_rank
 from .providers import Provider, make_provider
 
 _DTYPES = {
@@ -76,6 +76,8 @@ class SymmBuffer:
         self._peers = self._provider.exchange(collective)
         self._staged_tokens: int | None = None  # rows of the last `stage`; None: the engine writes the views
         self._fields = {name: rest for name, *rest in _C.buffer_fields(self._configs[0])}
+        self.address_range = (self._peers[self.rank], self._peers[self.rank] + _C.buffer_bytes(self._configs[0]))
+        self._local_rank = group if isinstance(group, LocalRank) else None
         self._initialise()
         self._backend.bind(self._peers[self.rank])
         collective.barrier()
@@ -195,13 +197,25 @@ class SymmBuffer:
         """Launches a plan (arguments checked by the caller)."""
         backend = self._backend
         backend.check()
+        self._check_rank()
         plan.run(backend.stream(), y, y_stride, y_rows, recv_stats)
 
     def check_usable(self) -> None:
         """ValueError when it was destroyed; PeerTimeout or MismatchError when an earlier launch gave up."""
         if self._destroyed:
             raise ValueError("this SymmBuffer was destroyed; create a new one")
+        self._check_rank()
         self._backend.check()
+
+    def _check_rank(self) -> None:
+        """ValueError in the thread of another rank of the same LocalGroup."""
+        here = current_rank.get()
+        if here is not self._local_rank and here is not None and self._local_rank is not None:
+            if here.group is self._local_rank.group:
+                raise ValueError(
+                    f"this SymmBuffer belongs to rank {self.rank}, but this is the thread of rank {here.rank()}; "
+                    "use the buffer that this rank created"
+                )
 
     def destroy(self) -> None:
         """Frees the memory. Collective: every rank calls it. A second call does nothing.
@@ -210,13 +224,14 @@ class SymmBuffer:
         """
         if self._destroyed:
             return
-        self._destroyed = True
+        self._check_rank()
         self.plans.clear()
         self._backend.synchronize()
         error = self._unreported_error()
         self._collective.barrier()
         self._provider.close_imports()
         self._collective.barrier()
+        self._destroyed = True  # not before: when another rank does not come, destroy() can be tried again
         self._provider.free()
         self._provider = None
         if error is not None:

@@ -32,6 +32,27 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int], what: str) -> N
         raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {what} = {list(shape)}")
 
 
+def byte_range(tensor: Tensor) -> tuple[int, int]:
+    """First address of a tensor with elements, and the one behind its last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors may share memory (by their outer bounds)."""
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    (a_begin, a_end), (b_begin, b_end) = byte_range(a), byte_range(b)
+    return a_begin < b_end and b_begin < a_end
+
+
+def check_outside(name: str, address: int, buffer: Any) -> None:
+    """ValueError when memory that a launch reads or writes beside the symmetric buffer lies in it."""
+    begin, end = buffer.address_range
+    if begin <= address < end:
+        raise ValueError(f"{name} lies in the symmetric buffer; pass a tensor with memory of its own")
+
+
 def row_stride(name: str, tensor: Tensor, vectorised: bool) -> int:
     """Bytes between the rows of a matrix whose rows are contiguous.
 
@@ -42,6 +63,8 @@ def row_stride(name: str, tensor: Tensor, vectorised: bool) -> int:
     size = tensor.element_size()
     if inner != 1 and columns > 1 and rows > 0:
         raise ValueError(f"{name} has strides {(outer, inner)}; each row must be contiguous: call .contiguous() on it")
+    if rows > 0 and tensor.data_ptr() == 0:
+        raise ValueError(f"{name} has no memory (was its storage resized or is it a fake tensor?)")
     if outer < columns and rows > 1:
         raise ValueError(f"{name} has rows that overlap (strides {(outer, inner)}): call .contiguous() on it")
     stride = (outer if rows > 1 else columns) * size

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..buffer import SymmBuffer
-from .checks import check_matrix, check_tensor, row_stride
+from .checks import check_matrix, check_outside, check_tensor, row_stride
 from .weights import check_weights
 
 
@@ -73,6 +73,7 @@ def _output(y: Any, buffer: SymmBuffer, num_tokens_bound: int | None) -> tuple[i
             f"num_tokens_bound is {num_tokens_bound}, but {staged} tokens were staged; pass a bound that holds the "
             "tokens of every rank"
         )
+    check_outside("y", y.data_ptr(), buffer)
     return rows, row_stride("y", y, vectorised=True)
 
 
@@ -81,4 +82,5 @@ def _stats(stats: Any, buffer: SymmBuffer) -> int:
     check_matrix(name, stats, (local,), "[experts of this rank]", buffer.device, torch.int32)
     if not stats.is_contiguous():
         raise ValueError(f"{name} has stride {stats.stride()}; it must be contiguous")
+    check_outside(name, stats.data_ptr(), buffer)
     return stats.data_ptr()

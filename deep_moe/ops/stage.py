@@ -1,6 +1,5 @@
 """stage: puts a rank's tokens into its symmetric buffer."""
 
-import math
 from typing import Any
 
 import torch
@@ -8,7 +7,9 @@ from torch import Tensor
 
 from .. import _C
 from ..buffer import SymmBuffer
-from .checks import check_dtype, check_matrix, check_tensor, row_stride
+from .checks import check_dtype, check_matrix, check_outside, check_tensor, row_stride
+
+_MAX_FP32 = torch.finfo(torch.float32).max
 
 
 def stage(
@@ -47,14 +48,21 @@ def stage(
     check_matrix("topk_idx", topk_idx, shape, "[tokens of x, num_topk]", device, torch.int32, torch.int64)
     check_matrix("topk_weights", topk_weights, shape, "[tokens of x, num_topk]", device, torch.float32)
     count_ptr = 0 if num_tokens is None else _count(num_tokens, device)
-    if not isinstance(routed_scaling_factor, (int, float)) or not math.isfinite(routed_scaling_factor):
-        raise ValueError(f"routed_scaling_factor is {routed_scaling_factor!r}; it must be a finite number")
+    if not isinstance(routed_scaling_factor, (int, float)) or not abs(routed_scaling_factor) <= _MAX_FP32:
+        raise ValueError(f"routed_scaling_factor is {routed_scaling_factor!r}; it must be a finite number that fp32 holds")
     if (buffer.check_ids if check is None else check) and _may_check(check, device):
         _check_ids(topk_idx, num_tokens, problem.num_experts)
     idx_stride = row_stride("topk_idx", topk_idx, vectorised=False)
     weights_stride = row_stride("topk_weights", topk_weights, vectorised=False)
     ids = (topk_idx.data_ptr(), idx_stride, topk_idx.dtype is torch.int64)
     weights = (topk_weights.data_ptr(), weights_stride)
+    for name, address in (
+        ("x", activations[0]),
+        ("topk_idx", ids[0]),
+        ("topk_weights", weights[0]),
+        ("num_tokens", count_ptr),
+    ):
+        check_outside(name, address, buffer)
     buffer.launch_stage(_C.StageCall(*activations, *ids, *weights, count_ptr, tokens, routed_scaling_factor), tokens)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import _C
 from ..config import Problem
-from .checks import check_device, check_dtype, check_matrix, check_shape, check_tensor
+from .checks import byte_range, check_device, check_dtype, check_matrix, check_shape, check_tensor, overlap
 
 E4M3 = torch.float8_e4m3fn
 BLOCK = _C.kScaleGroup
@@ -48,6 +48,14 @@ class TransformedWeights:
         # Launch plans are kept by it: equal keys must mean the same bytes of the same layout.
         self.key = (weight.data_ptr(), scales.data_ptr(), kind, LAYOUT, problem.mma_type, *weight.shape)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(self, "key"):
+            raise AttributeError(
+                f"{name} of TransformedWeights cannot be changed: launch plans hold the addresses; write new weights "
+                "into the same memory with transform_weights(..., out=(l1, l2))"
+            )
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         return f"TransformedWeights({self.kind}, {list(self.weight.shape)}, {self.layout}, {self.weight.device})"
 
@@ -82,7 +90,8 @@ def transform_weights(
             needed when I is not a multiple of 128. Scales are multipliers of 128x128 blocks.
         down: (e4m3 [E_local, H, I], fp32 [E_local, ceil(H/128), ceil(I/128)]).
         out: storage to reuse: the (l1, l2) of an earlier call, whose addresses then stay (captured graphs see the new
-            weights), or two e4m3 tensors [E_local, 2I, H] and [E_local, H, I], which may be the inputs themselves.
+            weights), or two e4m3 tensors [E_local, 2I, H] and [E_local, H, I]. They may be the memory of gate_up and of
+            down, expert for expert, and must not overlap the inputs or each other in any other way.
 
     Returns:
         (l1, l2). Beyond it, the memory of one expert is needed for a moment.
@@ -98,6 +107,7 @@ def transform_weights(
     shape = (experts, problem.hidden, problem.intermediate)
     _check_block_scaled("down", down, down_sf, shape, "[experts, H, I]", device)
     l1, l2 = _storage(problem, experts, device, out)
+    _refuse_overlaps(gate, up, down, l1.weight, l2.weight)
     _interleave(l1.weight, gate, up)
     l1.scales[..., 0].copy_(gate_sf)
     l1.scales[..., 1].copy_(up_sf)
@@ -128,6 +138,7 @@ def check_weights(name: str, weights: Any, buffer: Any) -> None:
                 "experts with the buffer's problem, and pass l1 and l2 in this order"
             )
     check_device(f"{name}.weight", weights.weight, buffer.device)
+    check_device(f"{name}.scales", weights.scales, buffer.device)
 
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:
@@ -142,8 +153,9 @@ def _gate_and_up(problem: Problem, gate_up: Any) -> tuple[tuple[Tensor, Tensor],
     h, i = problem.hidden, problem.intermediate
     if not isinstance(first, Tensor):
         parts = _pair("gate_up[0] (gate)", first), _pair("gate_up[1] (up)", second)
-        check_tensor("gate", parts[0][0])
-        experts, device = parts[0][0].shape[0], parts[0][0].device
+        gate = parts[0][0]
+        check_tensor("gate", gate)
+        experts, device = gate.shape[0] if gate.dim() else 0, gate.device
         for name, (values, scales) in zip(("gate", "up"), parts, strict=True):
             _check_block_scaled(name, values, scales, (experts, i, h), "[experts, I, H]", device)
     else:
@@ -192,7 +204,9 @@ def _storage(problem: Problem, experts: int, device: torch.device, out: Any) -> 
         check_shape(name, weight, shape, "[experts, rows, K]")
         if not weight.is_contiguous() or weight.data_ptr() % 16:
             raise ValueError(f"{name} has strides {weight.stride()}; it must be contiguous and 16-byte aligned")
-        results.append(TransformedWeights(kind, weight, torch.zeros(tiles, device=device), problem))
+        results.append(
+            TransformedWeights(kind, weight, torch.zeros(tiles, dtype=torch.float32, device=device), problem)
+        )
     return tuple(results)
 
 
@@ -200,13 +214,32 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+def _refuse_overlaps(gate: Tensor, up: Tensor, down: Tensor, l1: Tensor, l2: Tensor) -> None:
+    """ValueError when writing a result would destroy an input that is still needed."""
+
+    def inside_l1(part: Tensor) -> bool:  # part[e] lies in l1[e]: experts are read before they are written
+        offset = part.data_ptr() - l1.data_ptr()
+        return part.stride(0) == l1.stride(0) and 0 <= offset <= l1.stride(0) - part.stride(0) // 2
+
+    for name, part, target, target_name, allowed in (
+        ("gate", gate, l1, "out[0]", inside_l1(gate)),
+        ("up", up, l1, "out[0]", inside_l1(up)),
+        ("down", down, l2, "out[1]", down.data_ptr() == l2.data_ptr() and down.stride() == l2.stride()),
+        ("gate", gate, l2, "out[1]", False),
+        ("up", up, l2, "out[1]", False),
+        ("down", down, l1, "out[0]", False),
+        ("out[0]", l1, l2, "out[1]", False),
+    ):
+        if not allowed and overlap(part, target):
+            raise ValueError(
+                f"{target_name} at {byte_range(target)} overlaps {name} at {byte_range(part)}; out may be the "
+                "memory of gate_up and down, expert for expert, or must be memory of its own"
+            )
 
 
 def _interleave(target: Tensor, gate: Tensor, up: Tensor) -> None:
     """Groups of 8 gate rows and 8 up rows in turns, one expert at a time: target may be the memory of gate and up."""
-    copies = _overlap(target, gate) or _overlap(target, up)
+    copies = overlap(target, gate) or overlap(target, up)
     for expert in range(gate.shape[0]):
         rows = _bytes(target[expert]).view(-1, 2, _C.kInterleave, target.shape[2])
         halves = [_bytes(part[expert]) for part in (gate, up)]

@@ -118,6 +118,12 @@ MUTANTS = (
         "meet(ctx, &header->count_arrivals, 1);",
     ),
     Mutant(
+        "route: count arrival relaxed",
+        "comm/route.h",
+        "hw::atomic_add_acq_rel<hw::Scope::Gpu>(arrivals, 1)",
+        "hw::atomic_add_relaxed_gpu(arrivals, 1)",
+    ),
+    Mutant(
         "route: list arrival relaxed",
         "comm/route.h",
         "hw::atomic_add_acq_rel<hw::Scope::Sys>(&header->list_arrivals, 1)",
@@ -155,6 +161,12 @@ MUTANTS = (
         "return u32(word >> 32) + 1 >= epoch;",
     ),
     Mutant(
+        "receive: flag acquired with gpu scope",
+        "comm/receive.h",
+        "wait_word<hw::Scope::Sys>",
+        "wait_word<hw::Scope::Gpu>",
+    ),
+    Mutant(
         "receive: statistics overwritten",
         "comm/receive.h",
         "hw::load(ctx.params.recv_stats + e) + i32(rows)",
@@ -186,6 +198,14 @@ MUTANTS = (
         "comm/pull.h",
         "n == kConfig.l2_n_tiles() * kNumMathWarps",
         "n >= kNumMathWarps",
+    ),
+    Mutant(
+        "pull: no proxy fence before a ring slot is used again",
+        "comm/pull.h",
+        "hw::fence_proxy_async();  // the slot's",
+        "// the slot's",
+        survives="LoadA's proxy fence already lies between the last round's copies and this warp, on the path that wait_word "
+        "ends: the emulator, like the PTX model, asks for one anywhere on it",
     ),
     Mutant(
         "pull: published before the bulk store has ended",
@@ -303,6 +323,12 @@ MUTANTS = (
         "hw::atomic_add_relaxed_gpu(",
     ),
     Mutant("finish: done flag is a plain store", "roles/math.h", "hw::store_release_sys(", "hw::store("),
+    Mutant(
+        "finish: done flag acquired with gpu scope",
+        "roles/math.h",
+        "wait_word<hw::Scope::Sys>",
+        "wait_word<hw::Scope::Gpu>",
+    ),
     Mutant(
         "finish: done flag of the last launch is enough",
         "roles/math.h",

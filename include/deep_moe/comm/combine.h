@@ -14,7 +14,7 @@ struct Combine {
 
     // Every math warp of the grid; `warp` counts them.
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 warp, u32 num_warps) {
-        const u32 items = Route<kConfig>::num_tokens(ctx) * kSpans;
+        const u32 items = min_of(Route<kConfig>::num_tokens(ctx), ctx.params.y_rows) * kSpans;
         for (u32 item = warp; item < items; item += num_warps) combine_span(ctx, item / kSpans, item % kSpans);
     }
 

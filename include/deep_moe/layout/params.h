@@ -22,6 +22,7 @@ struct MegaMoeParams {
     // Per call.
     void* y;          // bf16 [T][H]
     u64 y_stride;     // bytes between rows
+    u32 y_rows;       // rows of y: a token beyond them is not written
     i32* recv_stats;  // i32 [E_local], accumulated; or nullptr
 };
 
