@@ -49,7 +49,7 @@ def stage(
     check_matrix("topk_weights", topk_weights, shape, "[tokens of x, num_topk]", device, torch.float32)
     count_ptr = 0 if num_tokens is None else _count(num_tokens, device)
     if not isinstance(routed_scaling_factor, (int, float)) or not abs(routed_scaling_factor) <= _MAX_FP32:
-        raise ValueError(f"routed_scaling_factor is {routed_scaling_factor!r}; it must be a finite number that fp32 holds")
+        raise ValueError(f"routed_scaling_factor is {routed_scaling_factor!r}; it must be a finite number (fp32)")
     if (buffer.check_ids if check is None else check) and _may_check(check, device):
         _check_ids(topk_idx, num_tokens, problem.num_experts)
     idx_stride = row_stride("topk_idx", topk_idx, vectorised=False)

@@ -204,8 +204,8 @@ MUTANTS = (
         "comm/pull.h",
         "hw::fence_proxy_async();  // the slot's",
         "// the slot's",
-        survives="LoadA's proxy fence already lies between the last round's copies and this warp, on the path that wait_word "
-        "ends: the emulator, like the PTX model, asks for one anywhere on it",
+        survives="LoadA's proxy fence lies between the slot's last round and this one already; the emulator, like the "
+        "PTX memory model, asks for one anywhere on that path",
     ),
     Mutant(
         "pull: published before the bulk store has ended",
