@@ -7,8 +7,6 @@
 namespace deep_moe {
 namespace {
 
-constexpr u64 kMegaKind = 1, kStageKind = 2;  // last word of deep_moe_info
-constexpr u64 kStageThreads = 256;
 constexpr u32 kStageBlocksPerSm = 8;
 
 template <typename T>
@@ -77,11 +75,11 @@ u32 stage_grid(u32 max_count, u32 threads, u32 num_sms) {
 }
 
 cuda::KernelInfo mega_kernel_info(const MegaMoeConfig& config) {
-    return {buffer_layout_hash(config), smem_bytes(config), kNumThreads, kMegaKind};
+    return {buffer_layout_hash(config), smem_bytes(config), kNumThreads, u64(KernelKind::Mega)};
 }
 
 cuda::KernelInfo stage_kernel_info(const MegaMoeConfig& config) {
-    return {buffer_layout_hash(config), 0, kStageThreads, kStageKind};
+    return {buffer_layout_hash(config), 0, kStageThreads, u64(KernelKind::Stage)};
 }
 
 LaunchPlan::LaunchPlan(const cuda::Kernel& kernel, std::shared_ptr<LaunchLane> lane, const MegaArguments& arguments,

@@ -171,7 +171,7 @@ def describe(error: BaseException) -> str:
     return line if isinstance(error, Caught) else f"{type(error).__name__}: {line}"
 
 
-def trial_process(include: Path, cache: Path, seeds: int, pipe) -> None:
+def trial_process(include: Path, cache: Path, seeds: int, pipe: Connection) -> None:
     """Body of a trial's process: sends what the suite noticed ("": nothing), or the JitError of the build."""
     os.environ.update(DEEP_MOE_CACHE_DIR=str(cache), DEEP_MOE_TIMEOUT=str(WAIT_SECONDS), DEEP_MOE_JIT="allow")
     torch.set_num_threads(1)
@@ -221,7 +221,8 @@ def try_mutant(mutant: Mutant | None, seeds: int, folder: Path, limit: float = T
 
     folder: holds `include`, the headers, and gets `cache`, for kernels; mutants may share it, because the content of
     the headers decides the entry. limit: seconds.
-    Raises ValueError when the mutant's text is not in the headers, JitError when it does not compile.
+    Raises ValueError when the mutant's text is not in the headers, JitError when it does not compile, RuntimeError when
+    the suite itself is wrong.
     """
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-", dir=folder) as name:
@@ -249,8 +250,9 @@ def _verdict(process: multiprocessing.process.BaseProcess, pipe: Connection, lim
         return pipe.recv()
     except EOFError:
         process.join()
-        code = process.exitcode
-        return f"crash: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+        if process.exitcode >= 0:  # not the mutant's doing
+            raise RuntimeError(f"a trial ended with exit status {process.exitcode}; see above") from None
+        return f"crash: {signal.Signals(-process.exitcode).name}"
 
 
 def try_mutants(

@@ -5,10 +5,6 @@
 #include "deep_moe/layout/params.h"
 #include "deep_moe/layout/smem.h"
 
-namespace deep_moe {
-enum class KernelKind : u32 { Mega = 1, Stage = 2 };
-}
-
 // deep_moe_info: {layout hash, shared-memory bytes, threads, kind}; the loader refuses a binary whose values differ from
 // the host's. Usage: DM_ENTRY(name, parameter list, call, info...).
 #if defined(DM_EMULATOR)

@@ -11,8 +11,6 @@
 
 namespace deep_moe {
 
-constexpr u32 kStageThreads = 256;
-
 template <MegaMoeConfig kConfig>
 struct Stage {
     static constexpr u32 kHidden = kConfig.hidden;

@@ -6,6 +6,10 @@
 
 namespace deep_moe {
 
+enum class KernelKind : u32 { Mega = 1, Stage = 2 };
+
+constexpr u32 kStageThreads = 256;  // of a block of the stage kernel; kNumThreads is the mega kernel's
+
 // 128 opaque bytes: CUtensorMap on the GPU, emu::TensorMapImage in the emulator.
 struct alignas(64) TensorMap {
     u8 bytes[128];
