@@ -62,7 +62,7 @@ struct SyncWord {
 struct OldValue {
     u64 value;
     const Cta* writer;
-    bool gone;                                   // another CTA has seen the new value
+    bool gone;  // another CTA has seen the new value
 };
 
 struct RankState {
