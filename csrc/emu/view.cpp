@@ -4,11 +4,7 @@
 #include <cstring>
 #include <new>
 
-#if defined(__x86_64__) && defined(__gnu_linux__)
-#define DM_VECTOR_CLONES __attribute__((target_clones("avx2", "default"), optimize("O3")))
-#else
-#define DM_VECTOR_CLONES
-#endif
+#include "vector_clones.h"
 
 namespace deep_moe::emu {
 

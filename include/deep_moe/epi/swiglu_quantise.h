@@ -30,7 +30,7 @@ struct SwigluQuantise {
     // Collective over the math warps. `exchanges` counts the tiles so far (all math warps agree).
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
                               Accumulator<kConfig>& acc, u32& exchanges) {
-        const bool writes = !warp_aborted(ctx);
+        const bool writes = !ctx.warp_aborted();
         const RowMeta* meta = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
         float weight[2], amax[2];
         DM_UNROLL
@@ -43,12 +43,6 @@ struct SwigluQuantise {
             const GroupScale scale = group_scale(amax[r]);
             store_row(ctx, task, tile, acc, r, scale, writes && tile.row(r) < task.rows);
         }
-    }
-
-    // One look at the flag per warp.
-    static DM_DEVICE bool warp_aborted(const Context<kConfig>& ctx) {
-        const bool aborted = hw::lane_idx() == 0 && ctx.aborted();
-        return hw::ballot(aborted) != 0;
     }
 
 private:

@@ -82,6 +82,8 @@ struct Context {
     DM_DEVICE u32 epoch() const { return hw::load_shared(shared<SmemField::State, u32>() + 1); }
     // Set when a wait on another CTA or rank has failed: no role of this CTA may write results from then on.
     DM_DEVICE bool aborted() const { return hw::atomic_add_shared(shared<SmemField::State, u32>(), 0) != 0; }
+    // The same for a whole warp, which looks once.
+    DM_DEVICE bool warp_aborted() const { return hw::ballot(hw::lane_idx() == 0 && aborted()) != 0; }
     DM_DEVICE void set_aborted() const { hw::atomic_add_shared(shared<SmemField::State, u32>(), 1); }
 
     // This launch's bank of a per-block counter (RowsArrived, L1Done, L2Done).

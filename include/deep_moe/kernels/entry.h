@@ -8,7 +8,6 @@
 // deep_moe_info: {layout hash, shared-memory bytes, threads, kind}; the loader refuses a binary whose values differ from
 // the host's. Usage: DM_ENTRY(name, parameter list, call, info...).
 #if defined(DM_EMULATOR)
-#define DM_GRID_CONSTANT
 #define DM_ENTRY(name, threads, parameters, call, ...)               \
     extern "C" const deep_moe::u64 deep_moe_info[4] = {__VA_ARGS__}; \
     extern "C" void name parameters { call; }

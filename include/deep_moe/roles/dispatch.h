@@ -18,8 +18,7 @@ struct DispatchRole {
             if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().counts_ready()));
         }
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
-        const bool aborted = hw::ballot(hw::lane_idx() == 0 && ctx.aborted()) != 0;
-        if (!aborted && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
+        if (!ctx.warp_aborted() && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
     }
 
 private:

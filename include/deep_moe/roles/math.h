@@ -28,7 +28,7 @@ struct MathRole {
                 SwigluQuantise<kConfig>::run(ctx, task, tile, acc, exchanges);
                 done = ctx.template block_counters<BufferField::L1Done>();
             } else {
-                Scatter<kConfig>::run(ctx, task, tile, acc, !SwigluQuantise<kConfig>::warp_aborted(ctx));
+                Scatter<kConfig>::run(ctx, task, tile, acc, !ctx.warp_aborted());
                 done = ctx.template block_counters<BufferField::L2Done>();
             }
             hw::sync_warp();
