@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from shapes import Ceilings, Shape, floor_us, shape_of, touched_experts
 from timing import ColdTimer, Ranks, captured, host_us
+from tracing import TracedLaunches
 
 import deep_moe
 from deep_moe import reference, testing
@@ -103,6 +104,7 @@ class Bench:
         self.l1, self.l2 = deep_moe.transform_weights(self.problem, own.gate_up, own.down)
         self.peers = {name: peers.load(name)(shape, ranks, own, args.max_tokens) for name in args.peers}
         self.timer = ColdTimer(ranks)
+        self.traced = TracedLaunches(self.problem, ranks, args.num_sms, args.trace) if args.trace else None
         self.configs = dict(zip(self.problem.bound_classes(ranks.size), self.problem.configs(ranks.size), strict=True))
 
     def bound_of(self, num_tokens: int) -> int:
@@ -142,6 +144,8 @@ class Bench:
         contenders |= {name: (peer_call(name), lambda peer=peer: peer.stage(staged)) for name, peer in rivals.items()}
         times = self.timer.medians(contenders, self.args.repeats)
         host = self.ranks.max([host_us(call)])[0]
+        if self.traced:
+            self.traced.row(f"{self.shape.name}-{num_tokens}", inputs, (self.l1, self.l2), bound, self.timer)
         return self.report(num_tokens, bound, inputs, times, errors, host) | {
             "peers": {
                 name: {
@@ -188,6 +192,8 @@ class Bench:
         for peer in self.peers.values():
             peer.close()
         self.buffer.destroy()
+        if self.traced:
+            self.traced.close()
 
 
 HEADER = (
@@ -225,6 +231,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--num-sms", type=int, help="limit of the grid")
     parser.add_argument("--peers", default="", help="public competitors, of: " + ", ".join(peers.PEERS))
     parser.add_argument("--json", help="write all rows there")
+    parser.add_argument("--trace", help="trace one more launch of each row, to NAME-SHAPE-TOKENS.json(.gz)")
     parser.add_argument("--plot", help="write a plot there (needs matplotlib)")
     args = parser.parse_args()
     args.peers = [name for name in args.peers.split(",") if name]

@@ -12,13 +12,15 @@ namespace {
 void bind_arguments(py::module_& m) {
     py::class_<MegaArguments>(m, "MegaArguments", "The constant part of a mega launch (csrc/plan.h).")
         .def(py::init([](const MegaMoeConfig& config, u32 rank, std::vector<u64> peers, u64 l1_weights, u64 l1_scales,
-                         u64 l2_weights, u64 l2_scales, u64 host_status, u64 timeout_ns, float activation_clamp) {
-                 return MegaArguments{config,     rank,      std::move(peers), l1_weights, l1_scales,
-                                      l2_weights, l2_scales, host_status,      timeout_ns, activation_clamp};
+                         u64 l2_weights, u64 l2_scales, u64 host_status, u64 timeout_ns, float activation_clamp,
+                         u64 trace, u64 trace_bytes) {
+                 return MegaArguments{config,     rank,       std::move(peers), l1_weights, l1_scales,
+                                      l2_weights, l2_scales,  host_status,      timeout_ns, activation_clamp,
+                                      trace,      trace_bytes};
              }),
              py::kw_only(), py::arg("config"), py::arg("rank"), py::arg("peers"), py::arg("l1_weights"),
              py::arg("l1_scales"), py::arg("l2_weights"), py::arg("l2_scales"), py::arg("host_status"),
-             py::arg("timeout_ns"), py::arg("activation_clamp"));
+             py::arg("timeout_ns"), py::arg("activation_clamp"), py::arg("trace") = 0, py::arg("trace_bytes") = 0);
 }
 
 // StageCall(x, x_stride, x_sf, x_sf_stride, topk_idx, topk_idx_stride, topk_idx_is_i64, topk_weights,
@@ -56,6 +58,8 @@ void bind_plan(py::module_& m) {
     bind_stage_call(m);
     m.def("mega_kernel_info", &mega_kernel_info, "deep_moe_info that a mega kernel of this config must export.");
     m.def("stage_kernel_info", &stage_kernel_info, "deep_moe_info that a stage kernel of this config must export.");
+    m.def("mega_grid", &mega_grid, py::arg("config"), py::arg("num_sms"),
+          "Blocks of a mega launch on this many SMs: whole clusters. ValueError when not even one fits.");
     py::class_<LaunchLane, std::shared_ptr<LaunchLane>>(m, "LaunchLane", "A share of a device's SMs (launch_order.h).")
         .def(py::init(&LaunchLane::acquire), py::arg("device"), py::arg("group"), py::arg("rank"), py::arg("num_sms"));
     py::class_<LaunchPlan>(m, "LaunchPlan", "A mega launch on the GPU.")

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, m) {
     deep_moe::bind_sched(m);
     deep_moe::bind_driver(m);
     deep_moe::bind_plan(m);
+    deep_moe::bind_trace(m);
     deep_moe::bind_emulator(m);
     deep_moe::bind_emulator_plan(m);
 }

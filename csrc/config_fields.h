@@ -22,6 +22,8 @@ void visit_config_fields(Visitor&& visit) {
     visit("block_m", &MegaMoeConfig::block_m);
     visit("lag_blocks", &MegaMoeConfig::lag_blocks);
     visit("unit_blocks", &MegaMoeConfig::unit_blocks);
+    visit("cluster_size", &MegaMoeConfig::cluster_size);
+    visit("trace_events", &MegaMoeConfig::trace_events);
 }
 
 inline std::string literal_of(u32 value) { return std::to_string(value); }

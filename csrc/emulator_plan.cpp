@@ -98,6 +98,7 @@ EmulatorKernel::EmulatorKernel(const std::string& path, const std::string& name,
 EmulatorLaunchPlan::EmulatorLaunchPlan(emu::World& world, const EmulatorKernel& kernel, const MegaArguments& arguments)
     : world_(world),
       config_(arguments.config),
+      trace_bytes_(arguments.trace_bytes),
       params_(make_params(arguments)),
       request_(base_request(kernel, arguments.rank)) {
     for (u32 i = 0; i < u32(MapIndex::kCount); ++i)
@@ -108,14 +109,17 @@ EmulatorLaunchPlan::EmulatorLaunchPlan(emu::World& world, const EmulatorKernel& 
             return is_written_by_peers(field) || (rank == arguments.rank && !is_staged(field));
         });
     add_weights(request_, arguments);
+    request_.cluster_size = config_.cluster_size;
+    if (arguments.trace) request_.regions.push_back(region("trace", arguments.trace, arguments.trace_bytes, true));
     add_smem_fields(request_, config_);
 }
 
 emu::Counts EmulatorLaunchPlan::run(const emu::Options& options, u32 num_sms, const MegaCall& call) const {
+    check_trace(config_, trace_bytes_, num_sms);
     MegaMoeParams params = params_;
     patch(params, call);
     emu::LaunchRequest request = request_;
-    request.num_sms = num_sms;
+    request.num_sms = mega_grid(config_, num_sms);
     request.args = {bytes_of(params), bytes_of(maps_)};
     request.regions.push_back(region("y", call.y, strided_bytes(call.y_rows, call.y_stride, config_.hidden * 2), true));
     if (call.recv_stats)

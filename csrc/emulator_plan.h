@@ -34,6 +34,7 @@ public:
 private:
     emu::World& world_;
     MegaMoeConfig config_;
+    u64 trace_bytes_;
     MegaMoeParams params_;
     MegaMoeTensorMaps maps_;
     emu::LaunchRequest request_;  // without the per-call part

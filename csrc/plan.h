@@ -23,6 +23,8 @@ struct MegaArguments {
     u64 host_status = 0;  // or 0
     u64 timeout_ns = 0;
     float activation_clamp = 0;  // +inf: none
+    u64 trace = 0;               // layout/trace.h; 0 without trace_events
+    u64 trace_bytes = 0;         // what there is
 };
 
 // The per-call part.
@@ -46,10 +48,14 @@ struct StageCall {
 };
 
 MegaMoeParams make_params(const MegaArguments& arguments);
+// Throws invalid_argument when a trace array of these bytes has no room for a launch on num_sms SMs.
+void check_trace(const MegaMoeConfig& config, u64 bytes, u32 num_sms);
 StageParams make_params(u64 buffer, const StageCall& call);
 // What the tensor map describes: this rank's pools, and its weights.
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map);
 void patch(MegaMoeParams& params, const MegaCall& call);
+// The largest grid of whole clusters on this many SMs, a block each. Throws invalid_argument when there is none.
+u32 mega_grid(const MegaMoeConfig& config, u32 num_sms);
 // One warp per token, grid-stride; at least one block, which writes the token count.
 u32 stage_grid(u32 max_count, u32 threads, u32 num_sms);
 
@@ -58,7 +64,8 @@ cuda::KernelInfo stage_kernel_info(const MegaMoeConfig& config);
 
 class LaunchPlan {
 public:
-    // num_sms: blocks of the grid; all must be resident at once, so at most what the device has.
+    // num_sms: at most so many blocks, and at most what the device has: all blocks must be resident at once, for they
+    // wait for each other. Fewer when the kernel's clusters do not fill the SMs.
     LaunchPlan(const cuda::Kernel& kernel, std::shared_ptr<LaunchLane> lane, const MegaArguments& arguments,
                u32 num_sms);
     void run(u64 stream, const MegaCall& call) const;
@@ -66,8 +73,8 @@ public:
 private:
     const cuda::Kernel& kernel_;
     std::shared_ptr<LaunchLane> lane_;
-    u32 num_sms_;
     MegaMoeParams params_;
+    u32 cluster_size_, grid_;
     MegaMoeTensorMaps maps_;
 };
 

@@ -43,6 +43,10 @@ GEOMETRIES = {
     # the cheapest that still has two classes: for many calls
     "small": Geometry(2, experts=2, topk=1, hidden=128, intermediate=128, max_tokens=200),
     "ring": Geometry(2, experts=4, topk=2, hidden=128, intermediate=128, max_tokens=256, overrides=SMALL_RING),
+    # main-4 with kernels that trace, with room for a small layer
+    "traced": Geometry(
+        4, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64, overrides=dict(trace_events=128)
+    ),
     # CASES 8
     "768x1152": Geometry(2, experts=4, topk=1, hidden=768, intermediate=1152, max_tokens=32),
     "8192x192": Geometry(2, experts=2, topk=2, hidden=8192, intermediate=192, max_tokens=16),

@@ -14,6 +14,7 @@ namespace {
 constexpr u32 kStacksPerBlock = 64;
 constexpr u32 kRegisterFile = 65536;
 constexpr u32 kMaxSharedBytes = 232448;
+constexpr u32 kMaxClusterSize = 8;  // that every GPU with clusters runs
 
 // First function on a fiber's stack.
 void fiber_main() {
@@ -41,6 +42,8 @@ void check_request(const LaunchRequest& r, u32 num_ranks) {
     check(r.rank < num_ranks, r, "no such rank");
     check(r.entry != nullptr, r, "no kernel");
     check(r.num_sms >= 1, r, "num_sms must be at least 1");
+    check(r.cluster_size >= 1 && r.cluster_size <= kMaxClusterSize, r, "cluster_size must be in 1..8");
+    check(r.num_sms % r.cluster_size == 0, r, "num_sms must be a multiple of cluster_size");
     check(r.threads >= 32 && r.threads % 32 == 0 && r.threads <= 512, r, "threads must be a multiple of 32 up to 512");
     check(r.smem_bytes <= kMaxSharedBytes, r, "more than 232448 bytes of shared memory");
     check(r.args.size() <= 4, r, "more than 4 arguments");
@@ -115,6 +118,9 @@ void WorldImpl::build(Launch& launch) {
             spare_ctas.pop_back();
         }
         cta->index = i;
+        if (i % r.cluster_size == 0) grid.clusters.push_back(std::make_unique<Cluster>());
+        cta->cluster = grid.clusters.back().get();
+        cta->cluster->ctas.push_back(cta.get());
         build_cta(grid, *cta);
         grid.ctas.push_back(std::move(cta));
     }
@@ -188,6 +194,7 @@ Fiber* WorldImpl::build_fiber(Grid& grid, Cta& cta, u32 thread) {
     f->thread_idx = thread;
     f->block_idx = cta.index;
     f->grid_dim = grid.request->num_sms;
+    f->cluster_rank = cta.index % grid.request->cluster_size;
     f->world = this;
     f->cta = &cta;
     f->warp = &cta.warps[thread / kWarpSize];
@@ -249,6 +256,7 @@ void WorldImpl::recycle(Grid& grid) {
         spare_ctas.push_back(std::move(cta));
     }
     grid.ctas.clear();
+    grid.clusters.clear();
 }
 
 }  // namespace deep_moe::emu

@@ -21,15 +21,17 @@ void api_exit_thread(ThreadHead*);
 u32 api_shared_address(ThreadHead*, const void* p);
 void api_mbarrier_init(ThreadHead*, u64* barrier, u32 arrivals);
 void api_fence_mbarrier_init(ThreadHead*);
-void api_mbarrier_arrive(ThreadHead*, u64* barrier, u32 expect_tx_bytes, bool expects_tx);
+void api_mbarrier_arrive(ThreadHead*, u64* barrier, u32 expect_tx_bytes);
+void api_mbarrier_arrive_cluster(ThreadHead*, u64* barrier, u32 cta_rank);
 bool api_mbarrier_try_wait(ThreadHead*, u64* barrier, u32 parity);
 
 // copies.cpp
-void api_bulk_load(ThreadHead*, void* shared, const void* global, u32 bytes, u64* barrier);
+void api_bulk_load(ThreadHead*, void* shared, const void* global, u32 bytes, u64* barrier, u32 cta_mask);
 void api_bulk_store(ThreadHead*, void* global, const void* shared, u32 bytes);
 void api_bulk_commit(ThreadHead*);
 void api_bulk_wait(ThreadHead*, u32 pending);
-void api_tma_load(ThreadHead*, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier);
+void api_tma_load(ThreadHead*, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier,
+                  u32 cta_mask);
 
 // wgmma.cpp
 void api_wgmma(ThreadHead*, float* d, u32 n, u64 desc_a, u64 desc_b, bool accumulate);

@@ -1,16 +1,17 @@
 // mbarriers and what completes on them.
 #pragma once
 
+#include "cluster.h"
 #include "memory.h"
 
 namespace deep_moe::emu {
 
 constexpr i64 kMaxTransactionBytes = (1 << 20) - 1;
 
-// The initialised barrier at this address, whose initialisation f knows of; a fault otherwise.
-Barrier& find_barrier(Fiber* f, const u64* p, const char* what);
+// The initialised barrier at this address of a CTA, whose initialisation f knows of; a fault otherwise.
+Barrier& find_barrier(Fiber* f, const Cta& cta, const u64* p, const char* what);
 // The same for a barrier that an asynchronous load is to complete on.
-Barrier& find_async_barrier(Fiber* f, const u64* p, const char* what);
+Barrier& find_async_barrier(Fiber* f, const Cta& cta, const u64* p, const char* what);
 // Bytes have arrived that were issued in phase `phase` of the barrier.
 void complete_bytes(WorldImpl& world, Cta& cta, Barrier& b, u32 phase, u32 bytes);
 

@@ -35,6 +35,8 @@ void try_complete_phase(WorldImpl& world, Barrier& b) {
         world.sizes.writable(b.gathering).learn_phase(b.id, b.view_phase());
         b.completed = std::move(b.gathering);
         b.gathering = ViewRef();
+        b.completed_reads = std::move(b.gathering_reads);
+        b.gathering_reads = ViewRef();
     }
     std::vector<Fiber*> still;
     for (Fiber* waiter : b.waiters) {
@@ -48,10 +50,35 @@ void try_complete_phase(WorldImpl& world, Barrier& b) {
     b.waiters.swap(still);
 }
 
+// An arrival of f that may bring bytes to expect.
+void arrive_on(Fiber* f, const Cta& cta, Barrier& b, u32 bytes) {
+    WorldImpl& world = *f->world;
+    if (b.pending == 0)
+        fail(f, FaultKind::Protocol,
+             "an arrival on " + barrier_name(*f, cta, b) + " beyond the " + std::to_string(b.expected) +
+                 " of its phase " + std::to_string(b.phase));
+    b.tx += bytes;
+    if (bytes > kMaxTransactionBytes || b.tx > kMaxTransactionBytes)
+        fail(f, FaultKind::Protocol, "the transaction count of " + barrier_name(*f, cta, b) + " overflows");
+    if (world.weak_memory) {
+        const bool own = &cta == f->cta;
+        if (!own) remember_visit(f, b, false);
+        release_into(f, own ? b.gathering : b.gathering_reads);
+        world.sizes.join_into(b.gathering_reads, f->reads);
+    }
+    --b.pending;
+    ++world.progress;
+    ++f->cta->grid->counts.mbarrier_arrivals;
+    if (b.pending == 0 && b.tx < 0)
+        fail(f, FaultKind::Protocol,
+             "more bytes have arrived on " + barrier_name(*f, cta, b) + " than phase " + std::to_string(b.phase) +
+                 " expects: the transaction count is too small");
+    try_complete_phase(world, b);
+}
+
 }  // namespace
 
-Barrier& find_barrier(Fiber* f, const u64* p, const char* what) {
-    Cta& cta = *f->cta;
+Barrier& find_barrier(Fiber* f, const Cta& cta, const u64* p, const char* what) {
     const u64 offset = u64(p) - u64(cta.shared);
     const u16 slot = offset / 8 < cta.barrier_of.size() && offset % 8 == 0 ? cta.barrier_of[offset / 8] : 0;
     if (slot == 0)
@@ -61,15 +88,15 @@ Barrier& find_barrier(Fiber* f, const u64* p, const char* what) {
     const bool own = b.init_agent == f->warp->agent && b.init_lane == f->lane;
     if (f->world->weak_memory && !own && !f->view->entry(Proxy::Generic, b.init_agent).knows(b.init_lane, b.init_time))
         fail(f, FaultKind::Race,
-             std::string(what) + " on " + barrier_name(cta, b) + " is not ordered after its mbarrier_init");
+             std::string(what) + " on " + barrier_name(*f, cta, b) + " is not ordered after its mbarrier_init");
     return b;
 }
 
-Barrier& find_async_barrier(Fiber* f, const u64* p, const char* what) {
-    Barrier& b = find_barrier(f, p, what);
+Barrier& find_async_barrier(Fiber* f, const Cta& cta, const u64* p, const char* what) {
+    Barrier& b = find_barrier(f, cta, p, what);
     if (!b.async_visible)
         fail(f, FaultKind::Protocol,
-             std::string(what) + " on " + barrier_name(*f->cta, b) +
+             std::string(what) + " on " + barrier_name(*f, cta, b) +
                  ": fence_mbarrier_init did not follow its mbarrier_init");
     return b;
 }
@@ -133,36 +160,25 @@ void api_fence_mbarrier_init(ThreadHead* t) {
         if (b->init_agent == f->warp->agent && b->init_lane == f->lane) b->async_visible = true;
 }
 
-void api_mbarrier_arrive(ThreadHead* t, u64* p, u32 bytes, bool expects_tx) {
+void api_mbarrier_arrive(ThreadHead* t, u64* p, u32 bytes) {
     Fiber* f = static_cast<Fiber*>(t);
-    WorldImpl& world = *f->world;
-    world.enter(f);
-    Barrier& b = find_barrier(f, p, "mbarrier_arrive");
-    if (b.pending == 0)
-        fail(f, FaultKind::Protocol,
-             "an arrival on " + barrier_name(*f->cta, b) + " beyond the " + std::to_string(b.expected) +
-                 " of its phase " + std::to_string(b.phase));
-    if (expects_tx) {
-        b.tx += bytes;
-        if (bytes > kMaxTransactionBytes || b.tx > kMaxTransactionBytes)
-            fail(f, FaultKind::Protocol, "the transaction count of " + barrier_name(*f->cta, b) + " overflows");
-    }
-    if (world.weak_memory) release_into(f, b.gathering);
-    --b.pending;
-    ++world.progress;
-    ++f->cta->grid->counts.mbarrier_arrivals;
-    if (b.pending == 0 && b.tx < 0)
-        fail(f, FaultKind::Protocol,
-             "more bytes have arrived on " + barrier_name(*f->cta, b) + " than phase " + std::to_string(b.phase) +
-                 " expects: the transaction count is too small");
-    try_complete_phase(world, b);
+    f->world->enter(f);
+    arrive_on(f, *f->cta, find_barrier(f, *f->cta, p, "mbarrier_arrive"), bytes);
+}
+
+void api_mbarrier_arrive_cluster(ThreadHead* t, u64* p, u32 cta_rank) {
+    Fiber* f = static_cast<Fiber*>(t);
+    f->world->enter(f);
+    constexpr const char* kWhat = "mbarrier_arrive_cluster";
+    const Cta& cta = cluster_cta(f, cta_rank, kWhat);
+    arrive_on(f, cta, find_barrier(f, cta, same_place(*f, cta, p), kWhat), 0);
 }
 
 bool api_mbarrier_try_wait(ThreadHead* t, u64* p, u32 parity) {
     Fiber* f = static_cast<Fiber*>(t);
     WorldImpl& world = *f->world;
     world.enter(f);
-    Barrier& b = find_barrier(f, p, "mbarrier_try_wait");
+    Barrier& b = find_barrier(f, *f->cta, p, "mbarrier_try_wait");
     if (parity > 1) fail(f, FaultKind::Protocol, "mbarrier_try_wait with parity " + std::to_string(parity));
     if ((b.phase & 1) == parity) {
         if (world.random.one_in(32)) return false;  // hardware may give up, too
@@ -172,7 +188,10 @@ bool api_mbarrier_try_wait(ThreadHead* t, u64* p, u32 parity) {
         world.block(f, Wait::MBarrier);
         if (f->result == 0) return false;
     }
-    if (world.weak_memory) acquire_view(f, b.completed);
+    if (world.weak_memory) {
+        acquire_view(f, b.completed);
+        f->reads = world.sizes.join(f->reads, b.completed_reads);
+    }
     f->named_site = false;
     ++f->cta->grid->counts.mbarrier_waits;
     return true;

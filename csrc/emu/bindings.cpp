@@ -59,13 +59,15 @@ py::dict counts_dict(const Counts& c) {
 py::dict launch(World& world, u32 rank, const std::string& name, u64 entry, u32 num_sms, u32 threads, u32 smem_bytes,
                 const std::vector<py::bytes>& args,
                 const std::vector<std::tuple<std::string, u64, u64, bool, i32>>& regions,
-                const std::vector<std::tuple<std::string, u32, u32>>& smem_fields, const Options& options) {
+                const std::vector<std::tuple<std::string, u32, u32>>& smem_fields, const Options& options,
+                u32 cluster_size) {
     LaunchRequest r;
     r.rank = rank;
     r.name = name;
     r.entry = reinterpret_cast<void*>(entry);
     r.num_sms = num_sms;
     r.threads = threads;
+    r.cluster_size = cluster_size;
     r.smem_bytes = smem_bytes;
     for (const py::bytes& b : args) {
         const std::string text = b;
@@ -132,7 +134,7 @@ void bind_emulator(py::module_& m) {
             "release", [](World& w, u64 base) { w.release(pointer(base)); }, py::arg("base"))
         .def("launch", &launch, py::arg("rank"), py::arg("name"), py::arg("entry"), py::arg("num_sms"),
              py::arg("threads"), py::arg("smem_bytes"), py::arg("args"), py::arg("regions"), py::arg("smem_fields"),
-             py::arg("options"),
+             py::arg("options"), py::arg("cluster_size") = 1,
              "Runs a grid of one rank and returns its counts. regions: (name, address, bytes, writable, rank); "
              "smem_fields: (name, offset, bytes).")
         .def("rank_ended", &World::rank_ended, py::arg("rank"), py::arg("why"),

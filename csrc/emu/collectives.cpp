@@ -106,7 +106,8 @@ void warpgroup_collective(Fiber* f, Collective op, u64 value, u32 argument) {
 }  // namespace
 
 bool arrive(Fiber* f, Meeting& m, Collective op, u64 value, u32 argument, u32 size, bool uniform) {
-    if (m.count == 0) m = {op, 0, value, argument};
+    if (m.count == 0) m = {op, 0, size, value, argument};
+    f->meeting = &m;
     if (m.op != op)
         fail(f, FaultKind::Protocol,
              "divergence: this thread is at " + collective_text(op) + " while " + std::to_string(m.count) +
@@ -133,6 +134,8 @@ u64 api_collective(ThreadHead* t, Collective op, u64 value, u32 argument) {
     if (op < Collective::SyncBlock) return warp_collective(f, op, value, argument);
     if (op == Collective::SyncBlock) {
         block_collective(f);
+    } else if (op == Collective::SyncCluster) {
+        cluster_collective(f);
     } else {
         if (f->cta->fibers.size() % kWarpgroupSize != 0)
             fail(f, FaultKind::Protocol, collective_text(op) + " needs whole warpgroups");
@@ -180,6 +183,7 @@ const Api kApi = {
     .mbarrier_init = api_mbarrier_init,
     .fence_mbarrier_init = api_fence_mbarrier_init,
     .mbarrier_arrive = api_mbarrier_arrive,
+    .mbarrier_arrive_cluster = api_mbarrier_arrive_cluster,
     .mbarrier_try_wait = api_mbarrier_try_wait,
     .bulk_load = api_bulk_load,
     .bulk_store = api_bulk_store,

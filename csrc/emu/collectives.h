@@ -18,6 +18,8 @@ Warpgroup& warpgroup_of(Fiber* f);
 // Wakes every lane of these warps but f.
 void wake_others(Fiber* f, WarpRange warps);
 
+// cluster.cpp: sync_cluster.
+void cluster_collective(Fiber* f);
 // wgmma.cpp: what the last of 128 lanes to arrive does.
 void complete_wgmma_collective(Fiber* f, Collective op, u32 argument);
 

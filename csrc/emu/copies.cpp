@@ -17,13 +17,32 @@ void check_bulk(Fiber* f, const void* shared, const void* global, u32 bytes, con
                  place_name(*f, shared) + ": addresses and size must be multiples of 16");
 }
 
-// The destination in shared memory of an asynchronous load.
-void claim_shared(Fiber* f, u8* shared, u32 offset, u32 bytes, const Actor& actor) {
-    if (f->world->weak_memory) {
-        race_tensor_write(f, offset, bytes);
-        race_write(f, f->cta->shadow, shared, bytes, actor);
+// An asynchronous load into the CTAs of `cta_mask`, each of which is a copy of its own that lands when it likes.
+// read(actor): what the load reads, completing on a barrier.
+template <typename Read>
+void issue_load(Fiber* f, Copy copy, u64* barrier, u32 cta_mask, const char* what, const Read& read) {
+    WorldImpl& world = *f->world;
+    if (cta_mask == 0) fail(f, FaultKind::Protocol, std::string(what) + " into no CTA");
+    for (u32 rank = 0; cta_mask >> rank != 0; ++rank) {
+        if (!(cta_mask >> rank & 1)) continue;
+        Cta& cta = cluster_cta(f, rank, what);
+        Barrier& b = find_async_barrier(f, cta, same_place(*f, cta, barrier), what);
+        Copy c = copy;
+        c.cta = &cta;
+        c.issuer = f->cta;
+        c.shared = same_place(*f, cta, copy.shared);
+        c.barrier = &b;
+        c.phase = b.phase;
+        const u32 offset = shared_offset(f, cta, c.shared, c.bytes, what);
+        read(barrier_actor(b));
+        if (world.weak_memory) {
+            race_tensor_write(f, cta, offset, c.bytes);
+            race_write(f, cta.shadow, c.shared, c.bytes, barrier_actor(b));
+            if (&cta != f->cta) remember_visit(f, b, true);
+        }
+        if (world.async_effects) std::memset(c.shared, kPoison, c.bytes);
+        world.add_copy(c);
     }
-    if (f->world->async_effects) std::memset(shared, kPoison, bytes);
 }
 
 u32 swizzle_128(u32 address) { return address ^ (address >> 3 & 0x70); }
@@ -62,27 +81,21 @@ void complete_copy(WorldImpl& world, const Copy& c) {
     complete_bytes(world, *c.cta, *c.barrier, c.phase, c.bytes);
 }
 
-void api_bulk_load(ThreadHead* t, void* shared, const void* global, u32 bytes, u64* barrier) {
+void api_bulk_load(ThreadHead* t, void* shared, const void* global, u32 bytes, u64* barrier, u32 cta_mask) {
     Fiber* f = static_cast<Fiber*>(t);
     WorldImpl& world = *f->world;
     world.enter(f);
     check_bulk(f, shared, global, bytes, "bulk_load");
-    Barrier& b = find_async_barrier(f, barrier, "bulk_load");
     const Area& area = find_area(f, global, bytes, false, "bulk_load");
-    const u32 offset = shared_offset(f, shared, bytes, "bulk_load");
-    const Actor actor = barrier_actor(b);
-    if (world.weak_memory && area.shadow) race_read(f, *area.shadow, global, bytes, actor);
-    claim_shared(f, static_cast<u8*>(shared), offset, bytes, actor);
     ++f->cta->grid->counts.bulk_loads;
     Copy c{};
     c.kind = Copy::Kind::BulkLoad;
-    c.cta = f->cta;
     c.shared = static_cast<u8*>(shared);
     c.global = static_cast<u8*>(const_cast<void*>(global));
     c.bytes = bytes;
-    c.barrier = &b;
-    c.phase = b.phase;
-    world.add_copy(c);
+    issue_load(f, c, barrier, cta_mask, "bulk_load", [&](const Actor& actor) {
+        if (world.weak_memory && area.shadow) race_read(f, *area.shadow, global, bytes, actor);
+    });
 }
 
 void api_bulk_store(ThreadHead* t, void* global, const void* shared, u32 bytes) {
@@ -105,7 +118,7 @@ void api_bulk_store(ThreadHead* t, void* global, const void* shared, u32 bytes) 
     ++f->cta->grid->counts.bulk_stores;
     Copy c{};
     c.kind = Copy::Kind::BulkStore;
-    c.cta = f->cta;
+    c.cta = c.issuer = f->cta;
     c.shared = source;
     c.global = static_cast<u8*>(global);
     c.bytes = bytes;
@@ -145,35 +158,29 @@ void api_bulk_wait(ThreadHead* t, u32 pending) {
     groups.stores.swap(rest);
 }
 
-void api_tma_load(ThreadHead* t, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier) {
+void api_tma_load(ThreadHead* t, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier,
+                  u32 cta_mask) {
     Fiber* f = static_cast<Fiber*>(t);
     WorldImpl& world = *f->world;
     world.enter(f);
     const TensorMapImage& m = decode_tensor_map(f, map, rank);
-    Barrier& b = find_async_barrier(f, barrier, "tma_load");
-    const u32 bytes = m.box[0] * m.box[1] * (rank == 3 ? m.box[2] : 1);
     if (u64(shared) % 128 != 0)
         fail(f, FaultKind::Protocol,
              "tma_load to " + place_name(*f, shared) + ": the destination must be 128-byte aligned");
-    const u32 offset = shared_offset(f, shared, bytes, "tma_load");
-    const Actor actor = barrier_actor(b);
-    for_box_rows(m, coordinates, [&](const u8* row, u32, u32, u32 length) {
-        if (!row) return;
-        const Area& area = find_area(f, row, length, false, "tma_load");
-        if (world.weak_memory && area.shadow) race_read(f, *area.shadow, row, length, actor);
-    });
-    claim_shared(f, static_cast<u8*>(shared), offset, bytes, actor);
     ++f->cta->grid->counts.tma_loads;
     Copy c{};
     c.kind = Copy::Kind::Tma;
-    c.cta = f->cta;
     c.shared = static_cast<u8*>(shared);
-    c.bytes = bytes;
-    c.barrier = &b;
-    c.phase = b.phase;
+    c.bytes = m.box[0] * m.box[1] * (rank == 3 ? m.box[2] : 1);
     c.map = map;
     std::memcpy(c.coordinates, coordinates, sizeof(c.coordinates));
-    world.add_copy(c);
+    issue_load(f, c, barrier, cta_mask, "tma_load", [&](const Actor& actor) {
+        for_box_rows(m, coordinates, [&](const u8* row, u32, u32, u32 length) {
+            if (!row) return;
+            const Area& area = find_area(f, row, length, false, "tma_load");
+            if (world.weak_memory && area.shadow) race_read(f, *area.shadow, row, length, actor);
+        });
+    });
 }
 
 }  // namespace deep_moe::emu

@@ -1,7 +1,8 @@
 // The emulated machine: threads (fibers), warps, warpgroups, CTAs, grids, barriers. Plain state; who changes it:
 //   scheduler.cpp  runs fibers            collectives.cpp  warp, warpgroup and CTA meetings
 //   memory.cpp     generic accesses       race.cpp         happens-before checks
-//   async.cpp      mbarriers and copies   wgmma.cpp        tensor-core instructions
+//   barriers.cpp   mbarriers              copies.cpp       bulk and TMA copies
+//   cluster.cpp    CTAs that share        wgmma.cpp        tensor-core instructions
 // One OS thread at a time works on a world, so nothing here is locked.
 #pragma once
 
@@ -17,8 +18,10 @@
 namespace deep_moe::emu {
 
 class WorldImpl;
+struct Cluster;
 struct Cta;
 struct Grid;
+struct Meeting;
 struct Warp;
 struct Fiber;
 
@@ -61,7 +64,8 @@ struct Fiber : ThreadHead {
     bool named_site = false;  // poll_pause has told where the thread is
     u32 site = 0, index = 0;
     const void* address = nullptr;  // of the polled word or the barrier
-    u64 parity = 0;                 // of the mbarrier phase; for bulk groups: how many may stay pending
+    const Meeting* meeting = nullptr;
+    u64 parity = 0;  // of the mbarrier phase; for bulk groups: how many may stay pending
     Fiber* next_waiter = nullptr;
     u64 result = 0;  // of a collective
 
@@ -77,6 +81,7 @@ struct Fiber : ThreadHead {
 
     // Happens-before (view.h).
     ViewRef view;
+    ViewRef reads;       // what other CTAs' arrivals have ordered: only reads, of what it may now overwrite
     u32 fenced = 0;      // own writes up to here are visible to the async proxy
     bool dirty = false;  // there are younger ones
 
@@ -88,6 +93,7 @@ static_assert(sizeof(Fiber) <= kHeadBytes);
 struct Meeting {
     Collective op = Collective::None;
     u32 count = 0;  // arrived
+    u32 size = 0;   // of so many
     u64 value = 0;
     u32 argument = 0;
 };
@@ -139,6 +145,15 @@ struct Warpgroup {
     u64 retire_step = 0;  // when registers were last handed back
 };
 
+// The last time that a thread of another CTA arrived on a barrier or loaded onto it.
+struct Visit {
+    u16 agent;
+    u8 lane;
+    bool load;
+    u32 time;   // of the agent
+    u32 phase;  // of the barrier, view_phase()
+};
+
 struct Barrier {
     u32 id = 0;        // in views
     u32 offset = 0;    // in shared memory
@@ -151,7 +166,9 @@ struct Barrier {
     u16 init_agent = 0;
     u8 init_lane = 0;
     u32 init_time = 0;
-    ViewRef gathering, completed;  // what the arrivals of this phase know; of the last phase
+    ViewRef gathering, completed;              // what the arrivals of this phase know; of the last phase
+    ViewRef gathering_reads, completed_reads;  // of arrivals from other CTAs, which order only what they have read
+    std::vector<Visit> visits;
     std::vector<Fiber*> waiters;
 
     u32 view_phase() const { return base_phase + phase; }
@@ -165,6 +182,7 @@ struct TensorReads {
 
 struct Cta {
     Grid* grid = nullptr;
+    Cluster* cluster = nullptr;
     u32 index = 0;
     u8* shared = nullptr;  // [smem_bytes]
     std::vector<Fiber*> fibers;
@@ -180,6 +198,18 @@ struct Cta {
     std::vector<TensorReads> tensor_reads;
 };
 
+// Neighbouring CTAs, by rank. A CTA alone is a cluster of one.
+struct Cluster {
+    std::vector<Cta*> ctas;
+    Meeting meeting;
+
+    u32 live() const {
+        u32 threads = 0;
+        for (const Cta* cta : ctas) threads += cta->live;
+        return threads;
+    }
+};
+
 struct Launch;
 
 struct Grid {
@@ -188,6 +218,7 @@ struct Grid {
     Launch* launch = nullptr;
     u32 rank = 0;
     std::vector<std::unique_ptr<Cta>> ctas;
+    std::vector<std::unique_ptr<Cluster>> clusters;
     std::vector<u8*> arguments;
     std::vector<std::unique_ptr<u8[]>> argument_storage;
     std::vector<Area> areas;  // sorted by address
@@ -199,6 +230,7 @@ struct Grid {
 
 std::string thread_name(const Fiber& f);                     // "rank 0 stage CTA 1 warp 2 lane 3"
 std::string barrier_name(const Cta& cta, const Barrier& b);  // "smem_barriers[3]"
+std::string cta_name(const Cta& cta);                        // "CTA 1", "CTA 1 (cluster of CTAs 0-1)"
 std::string collective_text(Collective op);
 [[noreturn]] void fail(Fiber* f, FaultKind kind, const std::string& message);
 

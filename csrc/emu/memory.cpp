@@ -109,7 +109,7 @@ const Shadow* locate(Fiber* f, const void* p, u32 bytes, bool write, const Memor
     }
     const u32 offset = shared_offset(f, p, bytes, what);
     if (!f->world->weak_memory || shared_is_racy(*f, offset)) return nullptr;
-    if (write) race_tensor_write(f, offset, bytes);
+    if (write) race_tensor_write(f, *f->cta, offset, bytes);
     return &f->cta->shadow;
 }
 
@@ -132,8 +132,7 @@ const Area& find_area(Fiber* f, const void* p, u64 bytes, bool write, const char
     return *a;
 }
 
-u32 shared_offset(Fiber* f, const void* p, u64 bytes, const char* what) {
-    const Cta& cta = *f->cta;
+u32 shared_offset(Fiber* f, const Cta& cta, const void* p, u64 bytes, const char* what) {
     const LaunchRequest& r = *cta.grid->request;
     const u8* begin = static_cast<const u8*>(p);
     if (begin < cta.shared || begin + bytes > cta.shared + r.smem_bytes)

@@ -50,18 +50,22 @@ void fence_async(Fiber* f) {
 }
 
 void meet(WorldImpl& world, Warp* first, u32 count) {
-    ViewRef all;
+    ViewRef all, reads;
     const View* last = nullptr;
     for (Warp* w = first; w < first + count; ++w)
-        for (Fiber* f : w->lanes)
+        for (Fiber* f : w->lanes) {
+            if (f->wait == Wait::Done) continue;
             if (f->view.get() != last) {
                 world.sizes.join_into(all, f->view);
                 last = f->view.get();
             }
+            if (f->reads) world.sizes.join_into(reads, f->reads);
+        }
     View& v = world.sizes.writable(all);
     for (Warp* w = first; w < first + count; ++w) {
         u32 clean = 0, all_fenced = w->time;
         for (Fiber* f : w->lanes) {
+            if (f->wait == Wait::Done) continue;
             if (f->dirty) {
                 all_fenced = min_of(all_fenced, f->fenced);
             } else {
@@ -69,13 +73,20 @@ void meet(WorldImpl& world, Warp* first, u32 count) {
                 f->fenced = w->time;
             }
         }
-        v.learn_all(Proxy::Generic, w->agent, w->time);
-        v.learn_all(Proxy::Async, w->agent, all_fenced);
+        if (w->exited == 0) {
+            v.learn_all(Proxy::Generic, w->agent, w->time);
+            v.learn_all(Proxy::Async, w->agent, all_fenced);
+        } else {
+            v.learn_lanes(Proxy::Generic, w->agent, ~w->exited, w->time);
+        }
         v.learn_lanes(Proxy::Async, w->agent, clean, w->time);
         ++w->time;
     }
     for (Warp* w = first; w < first + count; ++w)
-        for (Fiber* f : w->lanes) f->view = all;
+        for (Fiber* f : w->lanes) {
+            f->view = all;
+            if (reads) f->reads = reads;
+        }
 }
 
 }  // namespace deep_moe::emu

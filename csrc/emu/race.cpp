@@ -30,15 +30,28 @@ bool knows(const Fiber& f, const Stamp& s, Proxy proxy) {
     }
 }
 
-bool knows_read(const Fiber& f, const ReadStamp& r) {
+// Lanes of an agent whose accesses up to `time` the view orders.
+u32 known_lanes(const ViewRef& view, u32 agent, u32 time) {
+    if (!view) return 0;
+    const Entry e = view->entry(Proxy::Generic, agent);
+    return time <= e.all ? ~0u : time <= e.mask_time ? e.mask : 0;
+}
+
+// handed_back: arrivals from other CTAs count, which order reads of shared memory before a load into it.
+bool knows_read(const Fiber& f, const ReadStamp& r, bool handed_back = false) {
     if (r.kind == StampKind::None) return true;
     if (r.kind == StampKind::Barrier) return f.view->phase(r.agent) >= r.time;
     if (r.kind == StampKind::Pending) return false;
-    const Entry e = f.view->entry(Proxy::Generic, r.agent);
-    if (r.time <= e.all) return true;
-    u32 known = r.time <= e.mask_time ? e.mask : 0;
+    u32 known = known_lanes(f.view, r.agent, r.time);
+    if (handed_back) known |= known_lanes(f.reads, r.agent, r.time);
     if (r.agent == f.warp->agent) known |= 1u << f.lane;
     return (r.lanes & ~known) == 0;
+}
+
+// A load overwrites what an earlier one has brought, whose reader has handed the place back from another CTA.
+bool is_handed_back(const Fiber& f, const Actor& actor, const Stamp& s) {
+    return actor.kind == StampKind::Barrier && s.kind == StampKind::Barrier && f.reads &&
+           f.reads->phase(s.agent) >= s.time;
 }
 
 const char* proxy_word(const Actor& a) {
@@ -153,13 +166,14 @@ bool race_write(Fiber* f, const Shadow& shadow, const void* p, u64 bytes, const 
         if (c->write.kind != StampKind::None && (c->write.bytes & mask)) {
             was_strong = was_strong || strong(c->write.kind);
             if (bits(c->write) != ordered) {
-                check_write_stamp(f, actor, c->write, here, "write");
+                if (!is_handed_back(*f, actor, c->write)) check_write_stamp(f, actor, c->write, here, "write");
                 ordered = bits(c->write);
             }
         }
         for (ReadStamp& r : c->reads) {
             if (r.kind == StampKind::None || !(r.bytes & mask)) continue;
-            if (!morally_strong(*f, actor, r.kind, r.kind == StampKind::Barrier ? 0 : r.agent) && !knows_read(*f, r))
+            if (!morally_strong(*f, actor, r.kind, r.kind == StampKind::Barrier ? 0 : r.agent) &&
+                !knows_read(*f, r, actor.kind == StampKind::Barrier))
                 race(f, actor, here, "write", r.kind, r.agent, r.lanes, "read", false);
             r.kind = StampKind::None;
         }
@@ -185,8 +199,7 @@ void race_tensor_read(Fiber* lane, const void* p, u32 bytes) {
     }
 }
 
-void race_tensor_write(Fiber* f, u32 offset, u64 bytes) {
-    const Cta& cta = *f->cta;
+void race_tensor_write(Fiber* f, const Cta& cta, u32 offset, u64 bytes) {
     for (u32 g = offset / 16; g < (offset + bytes + 15) / 16; ++g) {
         const TensorReads& reads = cta.tensor_reads[g];
         if (reads.in_flight != 0)
@@ -196,7 +209,7 @@ void race_tensor_write(Fiber* f, u32 offset, u64 bytes) {
         for (u32 w = 0; w < cta.warps.size(); ++w) {
             const u32 time = reads.last[w], agent = cta.warps[w].agent;
             if (time == 0 || agent == f->warp->agent) continue;
-            if (!f->view->entry(Proxy::Generic, agent).knows_some_lane(time))
+            if (known_lanes(f->view, agent, time) == 0 && known_lanes(f->reads, agent, time) == 0)
                 fail(f, FaultKind::Race,
                      "race on " + place_name(*f, cta.shared + 16 * g) +
                          ": this thread's write is not ordered after the wgmma read by " +
@@ -224,12 +237,14 @@ std::string place_name(const Fiber& f, const void* p) {
     const Cta& cta = *f.cta;
     const u8* at = static_cast<const u8*>(p);
     const LaunchRequest& r = *cta.grid->request;
-    if (at >= cta.shared && at < cta.shared + r.smem_bytes) {
-        const u32 offset = u32(at - cta.shared);
+    for (const Cta* other : cta.cluster->ctas) {
+        if (at < other->shared || at >= other->shared + r.smem_bytes) continue;
+        const std::string owner = other == &cta ? "" : "CTA " + std::to_string(other->index) + " ";
+        const u32 offset = u32(at - other->shared);
         for (const SmemField& s : r.smem_fields)
             if (offset >= s.offset && offset < s.offset + s.bytes)
-                return "shared " + s.name + "+" + std::to_string(offset - s.offset);
-        return "shared memory+" + std::to_string(offset);
+                return owner + "shared " + s.name + "+" + std::to_string(offset - s.offset);
+        return owner + "shared memory+" + std::to_string(offset);
     }
     for (const Area& a : cta.grid->areas) {
         if (at < a.begin || at >= a.end) continue;

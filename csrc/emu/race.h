@@ -28,8 +28,8 @@ bool race_write(Fiber* f, const Shadow& shadow, const void* p, u64 bytes, const 
 bool knows_last_write(const Fiber& f, const Shadow& shadow, const void* p);
 // Checks a tensor-core read as `lane` knows the world, without recording it.
 void race_tensor_read(Fiber* lane, const void* p, u32 bytes);
-// Tensor-core reads of [offset, offset + bytes) of shared memory must be over.
-void race_tensor_write(Fiber* f, u32 offset, u64 bytes);
+// Tensor-core reads of [offset, offset + bytes) of a CTA's shared memory must be over.
+void race_tensor_write(Fiber* f, const Cta& cta, u32 offset, u64 bytes);
 
 // A bulk store has been waited for: its pending stamps become ordinary ones of the thread.
 void settle_bulk_store(Fiber* f, const BulkStore& store);
@@ -40,10 +40,10 @@ ViewRef released_view(Fiber* f);
 void release_into(Fiber* f, ViewRef& target);
 void acquire_view(Fiber* f, const ViewRef& view);
 void fence_async(Fiber* f);
-// All lanes of a warp have met; `lanes` of all warps in [first, first + count) know each other afterwards.
+// All lanes of these warps that have not ended have met and know each other afterwards.
 void meet(WorldImpl& world, Warp* first, u32 count);
 
-// "rank 1 l2_pool+512", "shared smem_a+1024"
+// "rank 1 l2_pool+512", "shared smem_a+1024", "CTA 1 shared smem_a+1024" for that of another CTA
 std::string place_name(const Fiber& f, const void* p);
 
 }  // namespace deep_moe::emu

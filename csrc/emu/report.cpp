@@ -29,6 +29,7 @@ const char* collective_name(Collective op) {
         case Collective::Ballot: return "ballot";
         case Collective::AllLanes: return "all_lanes";
         case Collective::SyncBlock: return "sync_block";
+        case Collective::SyncCluster: return "sync_cluster";
         case Collective::SetMaxRegisters: return "set max registers";
         case Collective::WgmmaFence: return "wgmma_fence";
         case Collective::WgmmaCommit: return "wgmma_commit";
@@ -72,16 +73,9 @@ std::string describe(const Fiber& f) {
         case Wait::Poll:
             return "polls " + where(f, f.address) + ", last seen " + std::to_string(seen_value(f, f.address)) + site;
         case Wait::BulkGroup: return "bulk_wait until " + std::to_string(f.parity) + " groups are pending";
-        case Wait::Collective: {
-            const Meeting* m = &f.warp->meeting;
-            u32 of = kWarpSize;
-            const Warpgroup& wg = f.cta->warpgroups[f.warp->index / 4];
-            if (f.warp->arrived == 0 && wg.meeting.count != 0) m = &wg.meeting, of = kWarpgroupSize;
-            if (f.warp->arrived == 0 && wg.meeting.count == 0)
-                m = &f.cta->block_meeting, of = u32(f.cta->fibers.size());
-            return std::string(collective_name(m->op)) + ": " + std::to_string(m->count) + " of " + std::to_string(of) +
-                   " threads have arrived";
-        }
+        case Wait::Collective:
+            return std::string(collective_name(f.meeting->op)) + ": " + std::to_string(f.meeting->count) + " of " +
+                   std::to_string(f.meeting->size) + " threads have arrived";
         case Wait::Done: return "ended";
         default: return "can run";
     }
@@ -104,6 +98,14 @@ std::string lane_list(u32 mask) {
 
 std::string collective_text(Collective op) { return collective_name(op); }
 
+std::string cta_name(const Cta& cta) {
+    const std::string name = "CTA " + std::to_string(cta.index);
+    const std::vector<Cta*>& all = cta.cluster->ctas;
+    if (all.size() == 1) return name;
+    return name + " (cluster of CTAs " + std::to_string(all.front()->index) + "-" + std::to_string(all.back()->index) +
+           ")";
+}
+
 std::string barrier_name(const Cta& cta, const Barrier& b) {
     for (const SmemField& f : cta.grid->request->smem_fields)
         if (b.offset >= f.offset && b.offset < f.offset + f.bytes)
@@ -125,9 +127,8 @@ std::string stall_report(WorldImpl& world) {
                 std::map<std::string, u32> waits;
                 for (u32 lane = 0; lane < kWarpSize; ++lane) waits[describe(*warp.lanes[lane])] |= 1u << lane;
                 for (const auto& [what, lanes] : waits)
-                    text += "rank " + std::to_string(r) + " " + rank.running->request->name + " CTA " +
-                            std::to_string(cta->index) + " warp " + std::to_string(warp.index) + lane_list(lanes) +
-                            ": " + what + "\n";
+                    text += "rank " + std::to_string(r) + " " + rank.running->request->name + " " + cta_name(*cta) +
+                            " warp " + std::to_string(warp.index) + lane_list(lanes) + ": " + what + "\n";
             }
         }
     }

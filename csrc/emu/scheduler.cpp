@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cluster.h"
 #include "context.h"
 
 namespace deep_moe::emu {
@@ -38,7 +39,9 @@ void WorldImpl::finish(Fiber* f) {
     f->wait = Wait::Done;
     warp.exited |= 1u << f->lane;
     ++progress;
-    if (--cta.live == 0) {
+    --cta.live;
+    leave_cluster(f);
+    if (cta.live == 0) {
         if (cta.in_flight != 0) fail(f, FaultKind::Protocol, "the CTA ended with asynchronous copies in flight");
         for (const Warpgroup& wg : cta.warpgroups)
             if (!wg.instructions.empty())
@@ -69,6 +72,7 @@ void WorldImpl::add_copy(const Copy& copy) {
         copies[index] = copy;
     }
     ++copy.cta->in_flight;
+    if (copy.issuer != copy.cta) ++copy.issuer->in_flight;
     events.push({step + random.log_uniform(max_delay_log2), event_order++, index, nullptr});
 }
 
@@ -216,6 +220,7 @@ void WorldImpl::run_event() {
     const Copy copy = copies[event.copy];
     free_copies.push_back(event.copy);
     --copy.cta->in_flight;
+    if (copy.issuer != copy.cta) --copy.issuer->in_flight;
     complete_copy(*this, copy);
 }
 

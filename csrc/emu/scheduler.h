@@ -25,7 +25,8 @@ struct Launch {
 // An asynchronous copy between its issue and its completion.
 struct Copy {
     enum class Kind : u8 { BulkLoad, BulkStore, Tma } kind;
-    Cta* cta;
+    Cta* cta;     // whose shared memory it reads or writes
+    Cta* issuer;  // whose thread started it
     u8* shared;
     u8* global;
     u32 bytes;

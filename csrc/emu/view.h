@@ -20,7 +20,6 @@ struct Entry {
     u32 all, mask_time, mask;
 
     bool knows(u32 lane, u32 time) const { return time <= all || ((mask >> lane & 1) && time <= mask_time); }
-    bool knows_some_lane(u32 time) const { return time <= all || (mask != 0 && time <= mask_time); }
 };
 
 enum class Proxy : u32 { Generic, Async };

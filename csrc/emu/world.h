@@ -45,6 +45,7 @@ struct LaunchRequest {
     std::string name;              // of the kernel, for messages
     void* entry = nullptr;         // body of one thread; called with one pointer per argument
     u32 num_sms = 0, threads = 0;  // CTAs (all resident), threads per CTA (a multiple of 32)
+    u32 cluster_size = 1;          // CTAs of a cluster; divides num_sms
     u32 smem_bytes = 0;
     std::vector<std::vector<u8>> args;  // bytes of the arguments; at most 4; copied to 64-byte aligned memory
     std::vector<Region> regions;

@@ -40,6 +40,9 @@ class Backend(Protocol):
     def stage(self, call: "_C.StageCall") -> None:
         """Launches `stage`."""
 
+    def max_sms(self) -> int:
+        """The most CTAs of a launch."""
+
     def check(self) -> None:
         """Raises what an earlier launch reported."""
 
@@ -115,6 +118,9 @@ class GpuBackend:
     def stage(self, call: "_C.StageCall") -> None:
         self._stage_plan.run(self.stream(), call)
 
+    def max_sms(self) -> int:
+        return self._num_sms
+
     def check(self) -> None:
         if self._status.value:
             self.reported = True
@@ -167,6 +173,9 @@ class EmulatorBackend:
 
         current = emulator.current()
         return current.native(), self._num_sms or current.num_sms
+
+    def max_sms(self) -> int:
+        return self.options()[1]  # those in force now
 
     def check(self) -> None:
         if self._abort.value:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import _C
 from ..config import Problem
 from ..errors import DeepMoeError
+from ..trace import Trace, TraceArray
 from .arguments import checked_device, checked_num_sms, checked_switch, collective_of
 from .backend import Backend, EmulatorBackend, GpuBackend
 from .collective import together
@@ -80,6 +81,7 @@ class SymmBuffer:
         self._local_rank = group if isinstance(group, LocalRank) else None
         self._initialise()
         self._backend.bind(self._peers[self.rank])
+        self._trace = TraceArray(self._configs, self.device, self._backend.max_sms())
         collective.barrier()
         self._destroyed = False
 
@@ -179,6 +181,8 @@ class SymmBuffer:
             host_status=self._backend.host_status,
             timeout_ns=self._backend.timeout_ns,
             activation_clamp=float("inf") if clamp is None else clamp,
+            trace=self._trace.address,
+            trace_bytes=self._trace.num_bytes,
         )
         plan = self.plans[l1.key, l2.key, variant] = self._backend.mega_plan(variant, arguments)
         return plan
@@ -199,6 +203,20 @@ class SymmBuffer:
         backend.check()
         self._check_rank()
         plan.run(backend.stream(), y, y_stride, y_rows, recv_stats)
+
+    def clear_trace(self) -> None:
+        """Forgets what was traced; asynchronous on the current stream. No launch may be in flight."""
+        self._trace.clear()
+
+    def trace(self) -> Trace:
+        """What every warp role of every SM did in the last launch of this rank; waits for its end.
+
+        Raises:
+            ValueError: the problem does not override trace_events, or nothing was launched since `clear_trace`.
+        """
+        recv_counts = self.field("recv_counts").squeeze(2)
+        self._backend.synchronize()
+        return self._trace.read(self.rank, recv_counts)
 
     def check_usable(self) -> None:
         """ValueError when it was destroyed; PeerTimeout or MismatchError when an earlier launch gave up."""
@@ -233,6 +251,7 @@ class SymmBuffer:
         self._collective.barrier()
         self._destroyed = True  # not before: when another rank does not come, destroy() can be tried again
         self._provider.free()
+        self._trace.free()
         self._provider = None
         if error is not None:
             raise error

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--topk", type=int, help="experts per token")
     parser.add_argument("--mma-type", default="fp8xfp8", help='activations x weights (default "fp8xfp8")')
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", metavar="FILE", help="write what every warp did last, for ui.perfetto.dev")
 
 
 class Row(NamedTuple):
@@ -32,7 +33,7 @@ class Row(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch without numpy, which nothing here needs
-    from .. import Problem, testing
+    from .. import Problem, testing, trace
 
     gpus, reason = usable_gpus()
     defaults = {**GPU_DEFAULTS, "ranks": len(gpus)} if gpus else EMULATOR_DEFAULTS
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         intermediate=a.intermediate,
         max_tokens_per_rank=max(a.tokens),
         mma_type=a.mma_type,
+        overrides={"trace_events": trace.EVENTS} if arguments.trace else {},
     )
     where = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else f"the CPU emulator ({reason})"
     print(f"deep_moe {__version__} on {where}")
@@ -62,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
             bar = testing.error_bar(problem, tokens)
             good = good and row.error <= bar  # false for a NaN
             print(f"{a.ranks:>6}{row.tokens:>13}{row.error:>12.2e}{bar:>12.2e}{time_text:>13}", flush=True)
+        if arguments.trace:
+            traces = [rank.buffer.trace() for rank in world.ranks]
+            trace.write_chrome_trace(arguments.trace, traces)
+            print(f"\ntraced, in {arguments.trace}; {trace.summary(traces[0])}")
     print("\nok" if good else "\nFAILED: an error is too large")
     return 0 if good else 1
 

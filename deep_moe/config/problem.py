@@ -20,7 +20,7 @@ _LIMITS = (
     ("intermediate", 16, 1 << 20, 16),
     ("max_tokens_per_rank", 1, 1 << 26, 1),
 )
-_OVERRIDABLE = ("ring_rows", "block_m", "lag_blocks", "unit_blocks")
+_OVERRIDABLE = ("ring_rows", "block_m", "lag_blocks", "unit_blocks", "cluster_size", "trace_events")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Problem:
         mma_type: "fp8xfp8": e4m3 activations and weights.
         activation: "swiglu": silu(gate) * up.
         activation_clamp: c of gate = min(gate, c), up = clamp(up, -c, c); None for no clamp.
-        overrides: configuration fields to force (ring_rows, block_m, lag_blocks, unit_blocks); for tests and tuning.
+        overrides: configuration fields to force (`_OVERRIDABLE`); for tests and tuning.
 
     Raises:
         ValueError: a field is not an integer, out of range or unknown.
@@ -148,5 +148,5 @@ def _checked_overrides(value: Any) -> tuple[tuple[str, int], ...]:
     for name, setting in items:
         if name not in _OVERRIDABLE:
             raise ValueError(f"overrides names {name!r}; allowed: {', '.join(_OVERRIDABLE)}")
-        _checked_int(f"overrides[{name!r}]", setting, 1, 1 << 31, 1)
+        _checked_int(f"overrides[{name!r}]", setting, 0, 1 << 31, 1)
     return items

@@ -51,7 +51,9 @@ class Machine:
         packed = b"".join(ctypes.c_uint64(p) for p in pointers)
         return packed + b"".join(ctypes.c_uint32(v) for v in (rank, self.num_ranks, plant, count))
 
-    def launch(self, rank, source, function, *, plant=0, count=0, maps=(), sms=2, threads=64, smem=0, options=None):
+    def launch(
+        self, rank, source, function, *, plant=0, count=0, maps=(), sms=2, cluster=1, threads=64, smem=0, options=None
+    ):
         """One launch of one rank; returns its counts."""
         regions = [("memory", base, self.region_bytes, True, r) for r, base in enumerate(self.memory)]
         regions.append(("out", self.outs[rank].data_ptr(), self.outs[rank].numel(), True, -1))
@@ -71,6 +73,7 @@ class Machine:
             regions=regions,
             smem_fields=self.fields,
             options=options or _C.emu.Options(),
+            cluster_size=cluster,
         )
 
     def each_rank(self, body):

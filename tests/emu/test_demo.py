@@ -1,6 +1,7 @@
 """`python -m deep_moe demo` where there is no GPU; its 64-token problem is the geometry main-4."""
 
 import contextlib
+import json
 
 import pytest
 
@@ -21,6 +22,15 @@ def test_a_layer_of_four_ranks_on_the_emulator(capsys):
     rows = [line.split() for line in lines[4:6]]
     assert [row[:2] for row in rows] == [["4", "1"], ["4", "64"]]
     assert all(0 < float(row[2]) <= float(row[3]) for row in rows) and lines[-1] == "ok"
+
+
+def test_a_traced_layer(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    assert cli.main(["demo", "--tokens", "8", "--trace", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert f"traced, in {path}; rank 0: " in text and "L1 Multiply" in text and text.rstrip().endswith("ok")
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1, 2, 3} and {event["ph"] for event in events} == {"M", "X"}
 
 
 @pytest.mark.parametrize("error", [1.0, float("nan")])

@@ -114,6 +114,7 @@ struct Pull {
             if (delivered + more < requested) {
                 if (!deliver(ctx, row, warp, delivered)) return drain(ctx, warp, delivered, requested);
                 ++delivered;
+                ctx.trace.lap(TraceKind::Pull, row.block);
             }
             if (!more) return true;
             row = next;
@@ -185,11 +186,13 @@ private:
     static DM_DEVICE bool wait_ring_slot(const Context<kConfig>& ctx, u32 block) {
         if (block < kConfig.ring_blocks()) return true;
         const u32 previous = block - kConfig.ring_blocks();
+        ctx.trace.lap(TraceKind::Pull, block);
         bool ok = true;
         if (hw::lane_idx() == 0)
             ok = wait_word<hw::Scope::Gpu>(ctx, WaitSite::RingSlot, previous,
                                            ctx.template block_counters<BufferField::L2Done>() + previous,
-                                           [](u32 n) { return n == kConfig.l2_n_tiles() * kNumMathWarps; });
+                                           [](u32 n) { return n == kConfig.l2_n_tiles(); });
+        ctx.trace.lap(TraceKind::WaitRingSlot, previous);
         hw::fence_proxy_async();  // the slot's last row was written and read by bulk copies, and so is the next one
         hw::sync_warp();
         return hw::all_lanes(ok);

@@ -16,6 +16,7 @@ struct Receive {
         for (u32 source = hw::lane_idx(); source < kConfig.num_ranks; source += kWarpSize)
             ok = ok && wait_flag(ctx, source);
         hw::sync_warp();
+        ctx.trace.lap(TraceKind::WaitCountFlags);
         if (!hw::all_lanes(ok)) return false;
 
         const u32* counts = ctx.template own<BufferField::RecvCounts>();
@@ -34,6 +35,7 @@ struct Receive {
             if (hw::block_idx() == 0 && ctx.params.recv_stats != nullptr)
                 hw::store(ctx.params.recv_stats + e, hw::load(ctx.params.recv_stats + e) + i32(rows));
         }
+        ctx.trace.lap(TraceKind::Receive);
         return true;
     }
 

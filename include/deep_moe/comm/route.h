@@ -28,13 +28,16 @@ struct Route {
         const u32 end = min_of(begin + stripe, entries);
 
         count(ctx, begin, end);
+        ctx.trace.lap(TraceKind::Route);
         if (!meet(ctx, &header->count_arrivals, parts)) return false;
+        ctx.trace.lap(TraceKind::WaitRouteCounts);
         place(ctx);
         write_lists(ctx, begin, end);
         hw::sync_warp();
         u32 arrived = 0;
         if (hw::lane_idx() == 0) arrived = hw::atomic_add_acq_rel<hw::Scope::Sys>(&header->list_arrivals, 1);
         if (hw::shfl(arrived, 0) == parts - 1) announce(ctx);
+        ctx.trace.lap(TraceKind::Route);
         return true;
     }
 
@@ -49,17 +52,32 @@ struct Route {
     }
 
 private:
+    // Calls visit(entry, expert) for the warp's entries that have an expert. Loads are issued in groups: one after the
+    // other they would take most of the time until the first row can be pulled.
+    template <typename Visit>
+    static DM_DEVICE void for_each_entry(const Context<kConfig>& ctx, u32 begin, u32 end, Visit visit) {
+        constexpr u32 kGroup = 8;
+        DM_NO_UNROLL
+        for (u32 base = begin + hw::lane_idx(); base < end; base += kGroup * kWarpSize) {
+            u32 experts[kGroup];
+            DM_UNROLL
+            for (u32 j = 0; j < kGroup; ++j) {
+                const u32 entry = base + j * kWarpSize;
+                experts[j] = entry < end ? expert_of(ctx, entry) : kExperts;
+            }
+            DM_UNROLL
+            for (u32 j = 0; j < kGroup; ++j)
+                if (experts[j] < kExperts) visit(base + j * kWarpSize, experts[j]);
+        }
+    }
+
     // Counts the stripe and reserves its places: `next` is then this CTA's first place within each expert.
     static DM_DEVICE void count(const Context<kConfig>& ctx, u32 begin, u32 end) {
         u32* next = ctx.template shared<SmemField::RouteNext, u32>();
         DM_NO_UNROLL
         for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) hw::store_shared(next + e, 0u);
         hw::sync_warp();
-        DM_NO_UNROLL
-        for (u32 i = begin + hw::lane_idx(); i < end; i += kWarpSize) {
-            const u32 expert = expert_of(ctx, i);
-            if (expert < kExperts) hw::atomic_add_shared(next + expert, 1);
-        }
+        for_each_entry(ctx, begin, end, [&](u32, u32 expert) { hw::atomic_add_shared(next + expert, 1); });
         hw::sync_warp();
         u32* send_counts = ctx.template own<BufferField::SendCounts>();
         DM_NO_UNROLL
@@ -110,13 +128,10 @@ private:
 
     static DM_DEVICE void write_lists(const Context<kConfig>& ctx, u32 begin, u32 end) {
         u32* next = ctx.template shared<SmemField::RouteNext, u32>();
-        DM_NO_UNROLL
-        for (u32 i = begin + hw::lane_idx(); i < end; i += kWarpSize) {
-            const u32 expert = expert_of(ctx, i);
-            if (expert == kExperts) continue;
+        for_each_entry(ctx, begin, end, [&](u32 entry, u32 expert) {
             u32* segment = ctx.template peer<BufferField::SourceLists>(expert / kLocal) + ctx.params.rank * u64(kSegment);
-            hw::store(segment + hw::atomic_add_shared(next + expert, 1), i);
-        }
+            hw::store(segment + hw::atomic_add_shared(next + expert, 1), entry);
+        });
     }
 
     // The last CTA: counts, then flags. Everybody has read send_counts, so it is cleared for the next launch.

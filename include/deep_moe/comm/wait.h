@@ -47,6 +47,7 @@ DM_DEVICE bool wait_word(const Context<kConfig>& ctx, WaitSite site, u32 index, 
 template <MegaMoeConfig kConfig>
 DM_DEVICE void wait_barrier(const Context<kConfig>& ctx, u32 index, u32 parity) {
     u64* barrier = ctx.barrier(index);
+    [[maybe_unused]] const auto stall = ctx.trace.stall();
     if (hw::mbarrier_try_wait(barrier, parity)) return;
     const u64 start = hw::timer_ns();
     while (!hw::mbarrier_try_wait(barrier, parity)) {

@@ -1,4 +1,4 @@
-// A warpgroup's tile in registers, and which rows and columns of it a thread holds.
+// A warpgroup's part of a tile in registers, and which rows and columns of it a thread holds.
 #pragma once
 
 #include "deep_moe/kernels/context.h"
@@ -6,9 +6,15 @@
 
 namespace deep_moe {
 
-template <MegaMoeConfig kConfig>
+// How the two math warpgroups share a tile: 64 rows and all 256 columns each, or, when the tile has at most 64 rows, 128
+// columns each. A short last block of an expert so costs half of a full one.
+enum class TileSplit : u32 { Rows, Columns };
+
+constexpr u32 kWarpgroupRows = 64;
+
+template <TileSplit kSplit>
 struct Accumulator {
-    static constexpr u32 kPieces = kConfig.warpgroup_n() / kPieceN;
+    static constexpr u32 kPieces = kSplit == TileSplit::Rows ? kBlockN / kPieceN : kBlockN / kPieceN / kNumMathWarpgroups;
 
     float sum[kPieces][kPieceRegisters];
 
@@ -20,26 +26,44 @@ struct Accumulator {
     }
 };
 
-// Where a math thread's part of the CTA tile lies. With block_m = 128 the warpgroups split the rows, with 64 the columns.
-template <MegaMoeConfig kConfig>
+// Where a math thread's part of the CTA tile lies.
+template <TileSplit kSplit>
 struct ThreadTile {
-    static constexpr bool kSplitColumns = kConfig.block_m == 64;
+    static constexpr bool kByColumns = kSplit == TileSplit::Columns;
+    static constexpr u32 kPieces = Accumulator<kSplit>::kPieces;
 
     u32 warpgroup;
-    u32 first_row;     // within the block; the thread's second row is 8 further
-    u32 quad_lane;     // holds columns 2 * quad_lane, + 1 of every chunk of 8
+    u32 first_row;  // within the block; the thread's second row is 8 further
+    u32 quad_lane;  // holds columns 2 * quad_lane, + 1 of every chunk of 8
 
     DM_DEVICE explicit ThreadTile(u32 math_warp)
         : warpgroup(math_warp / 4),
-          first_row((kSplitColumns ? 0 : warpgroup * 64) + math_warp % 4 * 16 + hw::lane_idx() / 4),
+          first_row(a_row() + math_warp % 4 * 16 + hw::lane_idx() / 4),
           quad_lane(hw::lane_idx() % 4) {}
 
     DM_DEVICE u32 row(u32 r) const { return first_row + 8 * r; }
     // Rows of A and B where this warpgroup's operands start.
-    DM_DEVICE u32 a_row() const { return kSplitColumns ? 0 : warpgroup * 64; }
-    DM_DEVICE u32 b_row() const { return kSplitColumns ? warpgroup * kConfig.warpgroup_n() : 0; }
+    DM_DEVICE u32 a_row() const { return kByColumns ? 0 : warpgroup * kWarpgroupRows; }
+    DM_DEVICE u32 b_row() const { return kByColumns ? warpgroup * kPieces * kPieceN : 0; }
     // Column of the CTA tile where piece p starts.
     DM_DEVICE u32 piece_column(u32 p) const { return b_row() + p * kPieceN; }
+};
+
+// Meta data of a thread's two rows, loaded when the tile's first stage has come (its rows are there then) and used
+// after the last: the latency is hidden behind the multiplication.
+struct TileRows {
+    RowMeta meta[2];
+    bool valid[2];
+
+    template <MegaMoeConfig kConfig, TileSplit kSplit>
+    DM_DEVICE TileRows(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile) {
+        const RowMeta* block = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r) {
+            valid[r] = tile.row(r) < task.rows;
+            meta[r] = valid[r] ? hw::load(block + tile.row(r)) : RowMeta{};
+        }
+    }
 };
 
 }  // namespace deep_moe

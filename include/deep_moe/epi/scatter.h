@@ -6,33 +6,30 @@
 
 namespace deep_moe {
 
-template <MegaMoeConfig kConfig>
+template <MegaMoeConfig kConfig, TileSplit kSplit>
 struct Scatter {
     static constexpr u32 kGroupColumns = 32;  // four chunks of 8: one 16-byte store per lane
     static constexpr u32 kGroups = kPieceN / kGroupColumns;
 
-    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
-                              const Accumulator<kConfig>& acc, bool writes) {
-        const RowMeta* meta = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
+    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
+                              const TileRows& rows, const Accumulator<kSplit>& acc) {
+        const bool writes = !ctx.warp_aborted();
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
-            const bool valid = writes && tile.row(r) < task.rows;
             u16* row = nullptr;
-            if (valid) {
-                const RowMeta target = hw::load(meta + tile.row(r));
-                row = ctx.template peer<BufferField::CombineSlots>(target.source_rank) +
-                      target.slot_row * u64(kConfig.hidden);
-            }
+            if (writes && rows.valid[r])
+                row = ctx.template peer<BufferField::CombineSlots>(rows.meta[r].source_rank) +
+                      rows.meta[r].slot_row * u64(kConfig.hidden);
             store_row(task, tile, acc, r, row);
         }
     }
 
 private:
     // `row` is nullptr where nothing is to be stored; the shuffles need every lane.
-    static DM_DEVICE void store_row(const TileTask& task, const ThreadTile<kConfig>& tile,
-                                    const Accumulator<kConfig>& acc, u32 r, u16* row) {
+    static DM_DEVICE void store_row(const TileTask& task, const ThreadTile<kSplit>& tile,
+                                    const Accumulator<kSplit>& acc, u32 r, u16* row) {
         DM_UNROLL
-        for (u32 p = 0; p < Accumulator<kConfig>::kPieces; ++p)
+        for (u32 p = 0; p < Accumulator<kSplit>::kPieces; ++p)
             DM_UNROLL
             for (u32 g = 0; g < kGroups; ++g) {
                 u32 packed[4];

@@ -15,46 +15,41 @@ namespace deep_moe {
 // NaN stays NaN. `clamp` is +inf for none.
 DM_DEVICE float swiglu(float gate, float up, float clamp) {
     constexpr float kLog2e = 1.4426950408889634f;
-    gate = gate > clamp ? clamp : gate;
-    up = up > clamp ? clamp : up;
-    up = up < -clamp ? -clamp : up;
+    gate = hw::min_nan(gate, clamp);
+    up = hw::max_nan(hw::min_nan(up, clamp), -clamp);
     const float sigmoid = hw::rcp_approx(hw::add(1.0f, hw::exp2_approx(hw::mul(gate, -kLog2e))));
     return hw::mul(hw::mul(gate, sigmoid), up);
 }
 
-template <MegaMoeConfig kConfig>
+template <MegaMoeConfig kConfig, TileSplit kSplit>
 struct SwigluQuantise {
-    static constexpr u32 kPieces = Accumulator<kConfig>::kPieces;
+    static constexpr u32 kPieces = Accumulator<kSplit>::kPieces;
     static constexpr u32 kValues = kPieceRegisters / 2;  // activated values of a thread in one piece
 
     // Collective over the math warps. `exchanges` counts the tiles so far (all math warps agree).
-    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
-                              Accumulator<kConfig>& acc, u32& exchanges) {
+    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
+                              const TileRows& rows, Accumulator<kSplit>& acc, u32& exchanges) {
         const bool writes = !ctx.warp_aborted();
-        const RowMeta* meta = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
-        float weight[2], amax[2];
-        DM_UNROLL
-        for (u32 r = 0; r < 2; ++r)
-            weight[r] = tile.row(r) < task.rows ? hw::load(&meta[tile.row(r)].weight) : 0.0f;
-        activate(acc, weight, ctx.params.activation_clamp, amax);
-        if constexpr (ThreadTile<kConfig>::kSplitColumns) exchange(ctx, tile, amax, exchanges);
+        float amax[2];
+        activate(acc, rows, ctx.params.activation_clamp, amax);
+        if constexpr (ThreadTile<kSplit>::kByColumns) exchange(ctx, tile, amax, exchanges);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
             const GroupScale scale = group_scale(amax[r]);
-            store_row(ctx, task, tile, acc, r, scale, writes && tile.row(r) < task.rows);
+            store_row(ctx, task, tile, acc, r, scale, writes && rows.valid[r]);
         }
     }
 
 private:
     // Replaces the accumulators by activated values (the first half of each piece) and finds the rows' maxima.
-    static DM_DEVICE void activate(Accumulator<kConfig>& acc, const float (&weight)[2], float clamp, float (&amax)[2]) {
+    static DM_DEVICE void activate(Accumulator<kSplit>& acc, const TileRows& rows, float clamp, float (&amax)[2]) {
         amax[0] = amax[1] = 0.0f;
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p)
             DM_UNROLL
             for (u32 i = 0; i < kValues; ++i) {
                 const u32 gate = i / 4 * 8 + i % 4, row = i / 2 % 2;
-                const float value = hw::mul(swiglu(acc.sum[p][gate], acc.sum[p][gate + 4], clamp), weight[row]);
+                const float value = hw::mul(swiglu(acc.sum[p][gate], acc.sum[p][gate + 4], clamp), rows.meta[row].weight);
                 acc.sum[p][i] = value;
                 amax[row] = hw::max(amax[row], hw::abs(value));
             }
@@ -64,7 +59,7 @@ private:
     }
 
     // Joins the maxima of the two warpgroups. Two banks: a warpgroup may be one tile ahead of a reader.
-    static DM_DEVICE void exchange(const Context<kConfig>& ctx, const ThreadTile<kConfig>& tile, float (&amax)[2],
+    static DM_DEVICE void exchange(const Context<kConfig>& ctx, const ThreadTile<kSplit>& tile, float (&amax)[2],
                                    u32& exchanges) {
         float* bank = ctx.template shared<SmemField::Amax, float>() + exchanges % 2 * (kNumMathWarpgroups * 64);
         DM_UNROLL
@@ -79,8 +74,8 @@ private:
         ++exchanges;
     }
 
-    static DM_DEVICE void store_row(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
-                                    const Accumulator<kConfig>& acc, u32 r, const GroupScale& scale, bool writes) {
+    static DM_DEVICE void store_row(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
+                                    const Accumulator<kSplit>& acc, u32 r, const GroupScale& scale, bool writes) {
         const u32 pool_row = task.ring_slot * kConfig.block_m + tile.row(r);
         u8* row = ctx.template own<BufferField::L2Pool>() + pool_row * u64(kConfig.padded_intermediate()) +
                   task.n_tile * kScaleGroup;
@@ -99,7 +94,7 @@ private:
             const u32 channel = tile.piece_column(p) / 2 + tile.quad_lane * 16;
             if (writes) hw::store(reinterpret_cast<Vec16*>(row + channel), bytes);
         }
-        const bool writes_scale = !ThreadTile<kConfig>::kSplitColumns || tile.warpgroup == 0;
+        const bool writes_scale = !ThreadTile<kSplit>::kByColumns || tile.warpgroup == 0;
         if (writes && writes_scale && tile.quad_lane == 0) {
             float* sf = ctx.template own<BufferField::L2PoolSf>() +
                         (u64(task.ring_slot) * kConfig.l2_k_blocks() + task.n_tile) * kConfig.block_m;

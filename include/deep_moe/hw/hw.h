@@ -15,6 +15,7 @@ enum class Scope { Cta, Gpu, Sys };
 #include "deep_moe/hw/emu/hw.h"
 #else
 #include "deep_moe/hw/cuda/async.cuh"
+#include "deep_moe/hw/cuda/cluster.cuh"
 #include "deep_moe/hw/cuda/common.cuh"
 #include "deep_moe/hw/cuda/memory.cuh"
 #include "deep_moe/hw/cuda/sm90.cuh"

@@ -4,6 +4,7 @@
 #include "deep_moe/hw/hw.h"
 #include "deep_moe/layout/params.h"
 #include "deep_moe/layout/smem.h"
+#include "deep_moe/pipe/trace.h"
 #include "deep_moe/sched/task_order.h"
 
 namespace deep_moe {
@@ -51,9 +52,10 @@ struct Context {
     const MegaMoeParams& params;
     const MegaMoeTensorMaps& maps;
     u8* smem;
+    [[no_unique_address]] Tracer<kConfig> trace;
 
     DM_DEVICE Context(const MegaMoeParams& p, const MegaMoeTensorMaps& m)
-        : params(p), maps(m), smem(hw::shared_memory()) {}
+        : params(p), maps(m), smem(hw::shared_memory()), trace(p) {}
 
     template <BufferField kField>
     DM_DEVICE auto* own() const {
@@ -92,6 +94,9 @@ struct Context {
         return own<kField>() + (epoch() & 1) * kConfig.max_blocks();
     }
 
+    // How many places of the tile order CTAs have asked for, beyond the first one of each.
+    DM_DEVICE u32* places_taken(u32 epoch) const { return own<BufferField::Header>()->places_taken + (epoch & 1); }
+
     // One thread: barriers and state, before sync_block().
     DM_DEVICE void init_shared() const {
         for (u32 i = 0; i < kStages; ++i) {
@@ -105,6 +110,7 @@ struct Context {
         for (u32 i = 0; i < kNumDispatchWarps * kRowBuffers; ++i) hw::mbarrier_init(barrier(barriers().row(0, i)), 1);
         hw::mbarrier_init(barrier(barriers().counts_ready()), 1);
         hw::mbarrier_init(barrier(barriers().amax()), kNumMathWarps);
+        hw::mbarrier_init(barrier(barriers().lead()), kNumMathWarps / kNumMathWarpgroups);
         hw::fence_mbarrier_init();
         u32* state = shared<SmemField::State, u32>();
         hw::store_shared(state, 0u);

@@ -36,6 +36,7 @@ DM_DEVICE void sm90_fp8_mega_moe(const MegaMoeParams& params, const MegaMoeTenso
         hw::raise_max_registers<kConfig.math_registers()>();
         MathRole<kConfig>::run(ctx, warp - 4);
     }
+    ctx.trace.finish();
 }
 
 }  // namespace deep_moe

@@ -23,6 +23,7 @@ struct BufferHeader {
     u32 list_arrivals;   // CTAs that have written their part of the source lists
     u32 tail_arrivals;   // math warps that have finished their last L2 tile
     u32 exit_arrivals;   // CTAs about to leave
+    u32 places_taken[2]; // of the tile order; banks alternate by epoch parity
 };
 
 enum class BufferField : u32 {
@@ -33,8 +34,8 @@ enum class BufferField : u32 {
     RecvCounts,    // (remote) u32 [R][E_local]: rows that source r sends to each local expert
     SourceLists,   // (remote) u32 [R][T*K]: token * K + slot of source r's rows, ordered by local expert
     RowsArrived,   // u32 [2][blocks]: rows pulled into a row block; banks alternate by epoch parity
-    L1Done,        // u32 [2][blocks]: math warps that finished an L1 tile of the block
-    L2Done,        // u32 [2][blocks]: math warps that finished an L2 tile of the block
+    L1Done,        // u32 [2][blocks]: L1 tiles of the block that are stored
+    L2Done,        // u32 [2][blocks]: L2 tiles of the block that are stored
     X,             // e4m3 [T][H]: staged activations
     XSf,           // f32 [T][H/128]
     TopkIdx,       // i32 [T][K]: -1 (or anything outside [0, E)) means no expert

@@ -28,6 +28,8 @@ struct MegaMoeParams {
     u64 y_stride;     // bytes between rows
     u32 y_rows;       // rows of y: a token beyond them is not written
     i32* recv_stats;  // i32 [E_local], accumulated; or nullptr
+    // Constant again. Last, so that an untraced kernel is the same code as one without it.
+    u8* trace;  // layout/trace.h; nullptr without trace_events
 };
 
 struct MegaMoeTensorMaps {

@@ -40,7 +40,8 @@ struct BarrierLayout {
     constexpr u32 row(u32 warp, u32 buffer) const { return 2 * stages + 2 * kTaskDepth + warp * kRowBuffers + buffer; }
     constexpr u32 counts_ready() const { return row(kNumDispatchWarps, 0); }
     constexpr u32 amax() const { return counts_ready() + 1; }
-    constexpr u32 count() const { return amax() + 1; }
+    constexpr u32 lead() const { return amax() + 1; }
+    constexpr u32 count() const { return lead() + 1; }
 };
 
 constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, SmemField field) {

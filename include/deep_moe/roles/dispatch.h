@@ -18,6 +18,7 @@ struct DispatchRole {
             if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().counts_ready()));
         }
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
+        ctx.trace.lap(TraceKind::WaitCounts);
         if (!ctx.warp_aborted() && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
     }
 
@@ -26,6 +27,7 @@ private:
     static DM_DEVICE void clear_other_bank(const Context<kConfig>& ctx) {
         const u64 other = u64((ctx.epoch() + 1) & 1) * kConfig.max_blocks();
         const u32 stride = hw::grid_dim() * kWarpSize;
+        if (hw::block_idx() == 0 && hw::lane_idx() == 0) hw::store(ctx.places_taken(ctx.epoch() + 1), 0u);
         for (u32 i = hw::block_idx() * kWarpSize + hw::lane_idx(); i < kConfig.max_blocks(); i += stride) {
             hw::store(ctx.template own<BufferField::RowsArrived>() + other + i, 0u);
             hw::store(ctx.template own<BufferField::L1Done>() + other + i, 0u);

@@ -17,17 +17,31 @@ struct LoadBRole {
         constexpr TileTask kEnd{TaskKind::End, 0, 0, 0, 0, 0};
 
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
+        ctx.trace.lap(TraceKind::WaitCounts);
         if (ctx.aborted()) return tasks.publish(ctx, kEnd);
         TaskOrder order(kConfig, [expert_rows](u32 e) { return hw::load_shared(expert_rows + e); });
-        for (TileTask task = order.first(hw::block_idx());; task = order.next(hw::grid_dim())) {
+        u32 place = hw::block_idx();
+        TileTask task = order.first(place);
+        for (;;) {
             if (ctx.aborted()) task = kEnd;
             tasks.publish(ctx, task);
+            ctx.trace.lap(TraceKind::PublishTask);
             if (task.kind == TaskKind::End) return;
             load_tile(ctx, task, stage);
+            ctx.trace.lap(TraceKind::Load, task);
+            const u32 next = next_place(ctx);
+            task = order.next(next - place);
+            place = next;
         }
     }
 
 private:
+    // The next free place in the order. Asked for as late as the pipeline allows, so that the last tiles go to the CTAs
+    // that are ready for them.
+    static DM_DEVICE u32 next_place(const Context<kConfig>& ctx) {
+        return hw::grid_dim() + hw::atomic_add_relaxed_gpu(ctx.places_taken(ctx.epoch()), 1);
+    }
+
     static DM_DEVICE void load_tile(const Context<kConfig>& ctx, const TileTask& task,
                                     RingPosition<Context<kConfig>::kStages>& stage) {
         constexpr u32 kTileBytes = kBlockN * kBlockK, kRecordBytes = kWeightScaleRecord * sizeof(float);
@@ -51,37 +65,72 @@ private:
 
 template <MegaMoeConfig kConfig>
 struct LoadARole {
+    using Stage = RingPosition<Context<kConfig>::kStages>;
+
     static DM_DEVICE void run(const Context<kConfig>& ctx) {
         hw::prefetch_tensor_map(ctx.map(MapIndex::L1Acts));
         hw::prefetch_tensor_map(ctx.map(MapIndex::L2Acts));
         TaskRing<kConfig> tasks;
-        RingPosition<Context<kConfig>::kStages> stage;
+        Stage stage;
+        Finished finished;
         for (;;) {
+            const RingPosition<kTaskDepth> entry = tasks.position;
             const TileTask task = tasks.take(ctx);
-            if (task.kind == TaskKind::End) return;
-            // After a failed wait the tile is computed from whatever is there and not stored.
-            if (!wait_rows(ctx, task)) ctx.set_aborted();
+            ctx.trace.lap(TraceKind::WaitTask, task);
+            if (task.kind == TaskKind::End) return announce(ctx, finished, entry);
+            const u32* ready = ready_word(ctx, task);
+            if (hw::load_acquire<hw::Scope::Gpu>(ready) != ready_count(task)) {
+                announce(ctx, finished, entry);  // what this tile waits for may be the tile before it
+                // After a failed wait the tile is computed from whatever is there and not stored.
+                if (!wait_rows(ctx, task, ready)) ctx.set_aborted();
+            }
+            ctx.trace.lap(TraceKind::WaitRows, task);
             // Rows, scales and requantised values were written by ordinary stores or other CTAs' bulk stores.
             hw::fence_proxy_async();
-            load_tile(ctx, task, stage);
+            load_tile(ctx, task, stage, finished, entry);
+            ctx.trace.lap(TraceKind::Load, task);
+            finished.done = done_word(ctx, task);
         }
     }
 
 private:
-    static DM_DEVICE bool wait_rows(const Context<kConfig>& ctx, const TileTask& task) {
-        if (task.kind == TaskKind::L1) {
-            const u32 rows = task.rows;
-            return wait_word<hw::Scope::Gpu>(ctx, WaitSite::RowsArrived, task.block,
-                                             ctx.template block_counters<BufferField::RowsArrived>() + task.block,
-                                             [rows](u32 n) { return n == rows; });
-        }
-        return wait_word<hw::Scope::Gpu>(ctx, WaitSite::L1Done, task.block,
-                                         ctx.template block_counters<BufferField::L1Done>() + task.block,
-                                         [](u32 n) { return n == kConfig.l1_n_tiles() * kNumMathWarps; });
+    // The tile before the current one, until other CTAs and the dispatch warps have been told that it is stored.
+    struct Finished {
+        u32* done = nullptr;
+    };
+
+    // The math warps take `next`, the entry after the finished tile's, when they have stored their part of it. The loader
+    // tells the others in their place: a release waits until every store has reached its memory.
+    static DM_DEVICE void announce(const Context<kConfig>& ctx, Finished& finished, const RingPosition<kTaskDepth>& next) {
+        if (finished.done == nullptr) return;
+        wait_barrier(ctx, ctx.barriers().task_empty(next.slot), next.full_parity());
+        hw::add_release_gpu(finished.done, 1);
+        finished.done = nullptr;
     }
 
-    static DM_DEVICE void load_tile(const Context<kConfig>& ctx, const TileTask& task,
-                                    RingPosition<Context<kConfig>::kStages>& stage) {
+    static DM_DEVICE u32* done_word(const Context<kConfig>& ctx, const TileTask& task) {
+        return (task.kind == TaskKind::L1 ? ctx.template block_counters<BufferField::L1Done>()
+                                          : ctx.template block_counters<BufferField::L2Done>()) +
+               task.block;
+    }
+
+    // What must have been counted before the tile's rows can be read: rows pulled for L1, L1 tiles stored for L2.
+    static DM_DEVICE const u32* ready_word(const Context<kConfig>& ctx, const TileTask& task) {
+        return (task.kind == TaskKind::L1 ? ctx.template block_counters<BufferField::RowsArrived>()
+                                          : ctx.template block_counters<BufferField::L1Done>()) +
+               task.block;
+    }
+    static DM_DEVICE u32 ready_count(const TileTask& task) {
+        return task.kind == TaskKind::L1 ? task.rows : kConfig.l1_n_tiles();
+    }
+    static DM_DEVICE bool wait_rows(const Context<kConfig>& ctx, const TileTask& task, const u32* ready) {
+        const u32 count = ready_count(task);
+        return wait_word<hw::Scope::Gpu>(ctx, task.kind == TaskKind::L1 ? WaitSite::RowsArrived : WaitSite::L1Done,
+                                         task.block, ready, [count](u32 n) { return n == count; });
+    }
+
+    static DM_DEVICE void load_tile(const Context<kConfig>& ctx, const TileTask& task, Stage& stage, Finished& finished,
+                                    const RingPosition<kTaskDepth>& entry) {
         constexpr u32 kTileBytes = kConfig.block_m * kBlockK, kScaleBytes = kConfig.block_m * sizeof(float);
         const bool is_l1 = task.kind == TaskKind::L1;
         const TensorMap* map = ctx.map(is_l1 ? MapIndex::L1Acts : MapIndex::L2Acts);
@@ -91,6 +140,9 @@ private:
             u64(task.ring_slot) * k_blocks * kConfig.block_m;
         for (u32 kb = 0; kb < k_blocks; ++kb, stage.advance()) {
             wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
+            // NOTES: not earlier. By now the math warps have used a stage of this tile, so they are past the epilogue of
+            // the one before and its stores are under way since a while: the release hardly waits.
+            if (kb == Context<kConfig>::kStages) announce(ctx, finished, entry);
             u64* full = ctx.barrier(ctx.barriers().full(stage.slot));
             hw::mbarrier_arrive_expect_tx(full, kTileBytes + kScaleBytes);
             hw::tma_load_2d(ctx.template shared<SmemField::A, u8>() + stage.slot * kTileBytes, map, kb * kBlockK,
@@ -98,6 +150,7 @@ private:
             hw::bulk_load(ctx.template shared<SmemField::SfA, float>() + stage.slot * kConfig.block_m,
                           scales + kb * kConfig.block_m, kScaleBytes, full);
         }
+        announce(ctx, finished, entry);
     }
 };
 

@@ -1,5 +1,8 @@
 // The math warpgroups: both GEMMs, their epilogues, and finally the combine.
 #pragma once
+#ifndef DM_LEAD
+#define DM_LEAD 1
+#endif
 
 #include "deep_moe/comm/combine.h"
 #include "deep_moe/epi/scatter.h"
@@ -10,59 +13,96 @@ namespace deep_moe {
 
 template <MegaMoeConfig kConfig>
 struct MathRole {
-    using Stage = RingPosition<Context<kConfig>::kStages>;
+    static constexpr u32 kStages = Context<kConfig>::kStages;
+    using Stage = RingPosition<kStages>;
+
+    // The second warpgroup starts a tile when the first has done this many K blocks of it. So they stay apart: while one
+    // is in its epilogue the other has the tensor cores. More would leave too few stages for the loads under way.
+    static constexpr u32 kLead = DM_LEAD;
+    // In a tile of fewer K blocks than stages the first warpgroup could be two tiles ahead, and the barrier's phase come
+    // round; with 64 rows the layer is bound by memory anyway.
+    static constexpr bool kLeads =
+        kLead > 0 && kConfig.block_m > kWarpgroupRows && min_of(kConfig.l1_k_blocks(), kConfig.l2_k_blocks()) >= kStages;
+    static_assert(kLead < kStages || !kLeads);
 
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 math_warp) {
-        const ThreadTile<kConfig> tile(math_warp);
         TaskRing<kConfig> tasks;
         Stage stage;
-        u32 exchanges = 0;
-        for (;;) {
+        u32 exchanges = 0, tiles = 0;
+        for (;; ++tiles) {
             const TileTask task = tasks.take_warp(ctx);
+            ctx.trace.lap(TraceKind::WaitTask, task);
             if (task.kind == TaskKind::End) break;
-            Accumulator<kConfig> acc;
-            acc.clear();
-            multiply(ctx, task, tile, acc, stage);
-            u32* done;
-            if (task.kind == TaskKind::L1) {
-                SwigluQuantise<kConfig>::run(ctx, task, tile, acc, exchanges);
-                done = ctx.template block_counters<BufferField::L1Done>();
-            } else {
-                Scatter<kConfig>::run(ctx, task, tile, acc, !ctx.warp_aborted());
-                done = ctx.template block_counters<BufferField::L2Done>();
-            }
-            hw::sync_warp();
-            if (hw::lane_idx() == 0) hw::add_release_gpu(done + task.block, 1);
+            if (kLeads && math_warp >= kNumMathWarps / 2) wait_barrier(ctx, ctx.barriers().lead(), tiles & 1);
+            if (kConfig.block_m == kWarpgroupRows || task.rows <= kWarpgroupRows)
+                run_tile<TileSplit::Columns>(ctx, task, math_warp, stage, exchanges);
+            else
+                run_tile<TileSplit::Rows>(ctx, task, math_warp, stage, exchanges);
         }
         finish(ctx, hw::block_idx() * kNumMathWarps + math_warp);
     }
 
 private:
-    static DM_DEVICE void multiply(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kConfig>& tile,
-                                   Accumulator<kConfig>& acc, Stage& stage) {
-        constexpr u32 kPieces = Accumulator<kConfig>::kPieces;
+    template <TileSplit kSplit>
+    static DM_DEVICE void run_tile(const Context<kConfig>& ctx, const TileTask& task, u32 math_warp, Stage& stage,
+                                   u32& exchanges) {
+        const ThreadTile<kSplit> tile(math_warp);
+        Accumulator<kSplit> acc;
+        acc.clear();
+        wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
+        ctx.trace.lap(TraceKind::WaitFirstStage, task);
+        const TileRows rows(ctx, task, tile);
+        multiply(ctx, task, tile, acc, stage);
+        ctx.trace.lap(TraceKind::Multiply, task);
+        if (task.kind == TaskKind::L1)
+            SwigluQuantise<kConfig, kSplit>::run(ctx, task, tile, rows, acc, exchanges);
+        else
+            Scatter<kConfig, kSplit>::run(ctx, task, tile, rows, acc);
+        ctx.trace.lap(TraceKind::Epilogue, task);
+    }
+
+    template <TileSplit kSplit>
+    static DM_DEVICE void multiply(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
+                                   Accumulator<kSplit>& acc, Stage& stage) {
+        constexpr u32 kPieces = Accumulator<kSplit>::kPieces;
         const bool is_l1 = task.kind == TaskKind::L1;
         const u32 k_blocks = ctx.k_blocks(task.kind);
-        const u64 desc_a0 =
-            swizzle128_descriptor(hw::shared_address(ctx.template shared<SmemField::A, u8>() + tile.a_row() * kBlockK));
-        const u64 desc_b0 =
-            swizzle128_descriptor(hw::shared_address(ctx.template shared<SmemField::B, u8>() + tile.b_row() * kBlockK));
-        for (u32 kb = 0; kb < k_blocks; ++kb, stage.advance()) {
+        const u32 address_a = hw::shared_address(ctx.template shared<SmemField::A, u8>() + tile.a_row() * kBlockK);
+        const u32 address_b = hw::shared_address(ctx.template shared<SmemField::B, u8>() + tile.b_row() * kBlockK);
+        for (u32 kb = 0; kb < k_blocks; ++kb) {
+            // NOTES: made uniform here, inside the loop: what is carried around a loop loses it, and then 32 moves to
+            // uniform registers stand between two instructions of the tensor core instead of 2.
+            const u64 desc_a = swizzle128_descriptor(hw::uniform(address_a + stage.slot * kConfig.block_m * kBlockK));
+            const u64 desc_b = swizzle128_descriptor(hw::uniform(address_b + stage.slot * kBlockN * kBlockK));
             wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
-            const float* sf_a = ctx.template shared<SmemField::SfA, float>() + stage.slot * kConfig.block_m;
-            const float* sf_b = ctx.template shared<SmemField::SfB, float>() + stage.slot * kWeightScaleRecord;
-            const float x_sf[2] = {hw::load_shared(sf_a + tile.row(0)), hw::load_shared(sf_a + tile.row(1))};
-            const float w_sf[2] = {hw::load_shared(sf_b), hw::load_shared(sf_b + 1)};
-            const u64 desc_a = advance_descriptor(desc_a0, stage.slot * kConfig.block_m * kBlockK);
-            const u64 desc_b = advance_descriptor(desc_b0, stage.slot * kBlockN * kBlockK);
+            float x_sf[2], w_sf[2];
         DM_UNROLL
             for (u32 p = 0; p < kPieces; ++p) {
                 float partial[kPieceRegisters];
                 multiply_piece(partial, desc_a, advance_descriptor(desc_b, p * kPieceN * kBlockK));
+                // Behind the first wgmma, so that the tensor core does not wait for them.
+                if (p == 0) load_scales(ctx, tile, stage, x_sf, w_sf);
                 hw::wgmma_wait<0>();
-                if (p + 1 == kPieces) release(ctx, stage);
+                if (p + 1 == kPieces) {
+                    release(ctx, stage);
+                    stage.advance();
+                    if (kLeads && kb + 1 == kLead && tile.warpgroup == 0 && hw::lane_idx() == 0)
+                        hw::mbarrier_arrive(ctx.barrier(ctx.barriers().lead()));
+                }
                 promote_piece(acc.sum[p], partial, piece_scales(is_l1, tile.piece_column(p) / kPieceN, x_sf, w_sf));
             }
+        }
+    }
+
+    template <TileSplit kSplit>
+    static DM_DEVICE void load_scales(const Context<kConfig>& ctx, const ThreadTile<kSplit>& tile, const Stage& stage,
+                                      float (&x_sf)[2], float (&w_sf)[2]) {
+        const float* sf_a = ctx.template shared<SmemField::SfA, float>() + stage.slot * kConfig.block_m;
+        const float* sf_b = ctx.template shared<SmemField::SfB, float>() + stage.slot * kWeightScaleRecord;
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r) {
+            x_sf[r] = hw::load_shared(sf_a + tile.row(r));
+            w_sf[r] = hw::load_shared(sf_b + r);
         }
     }
 
@@ -96,7 +136,9 @@ private:
                                                  ctx.template own<BufferField::DoneFlags>() + rank,
                                                  [epoch](u32 seen) { return i32(seen - epoch) >= 0; });
         hw::sync_warp();
+        ctx.trace.lap(TraceKind::WaitDone);
         if (hw::all_lanes(ok)) Combine<kConfig>::run(ctx, warp, num_warps);
+        ctx.trace.lap(TraceKind::Combine);
 
         if (last_to_arrive(&header->exit_arrivals, num_warps) && hw::lane_idx() == 0)
             hw::store(&header->epoch, epoch);

@@ -3,10 +3,10 @@
 // The rows that a local expert received are cut into row blocks of block_m rows; blocks are numbered through all
 // experts in ascending order. A *unit* is up to unit_blocks consecutive blocks of one expert; its tiles run with the
 // row block fastest, so that CTAs working side by side share a weight tile in the L2 cache. Units of L1 and L2 form one
-// sequence: L1 runs ahead until it leads by lag_blocks, then L2 units and L1 units follow each other. CTA c computes
-// tiles c, c + num_sms, c + 2 num_sms, ... of the sequence, in that order.
+// sequence: L1 runs ahead until it leads by lag_blocks, then L2 units and L1 units follow each other. CTAs take places of
+// the sequence one after the other, in ascending order, as they get ready for the next tile.
 //
-// No order can dead-lock: a tile waits only for tiles earlier in the sequence. L2 of a block comes after all L1 tiles of
+// No order can dead-lock: a tile waits only for tiles earlier in the sequence, and those have been taken before. L2 of a block comes after all L1 tiles of
 // the block. On a ring, L1 of block b also waits for L2 of block b - ring_blocks; L1 leads by at most
 // lag_blocks + unit_blocks - 1 blocks, and the ring holds at least that many (config_error). So the earliest unfinished
 // tile can always proceed, and every CTA reaches its tiles in ascending order.
@@ -65,7 +65,8 @@ private:
     }
 };
 
-// The tiles of one CTA. Usage: for (TileTask t = order.first(cta); t.kind != TaskKind::End; t = order.next(num_sms)).
+// Walks the sequence forwards, by any number of places at a time:
+// for (TileTask t = order.first(place); t.kind != TaskKind::End; t = order.next(places)).
 template <typename RowsOf>
 class TaskOrder {
 public:
@@ -83,7 +84,7 @@ public:
         choose_phase();
     }
 
-    DM_HOST_DEVICE constexpr TileTask first(u32 cta) { return next(cta); }
+    DM_HOST_DEVICE constexpr TileTask first(u32 place) { return next(place); }
 
     // Moves `tiles` forward and returns the tile there.
     DM_HOST_DEVICE constexpr TileTask next(u32 tiles) {

@@ -18,6 +18,18 @@ struct Maps {
     TensorMap maps[2];
 };
 
+// An entry whose body(const Args*, const Maps*) is compiled for the emulator and for the GPU alike.
+#if defined(DM_EMULATOR)
+#define DM_TEST_KERNEL(name, threads, body) \
+    extern "C" void name(const Args* a, const Maps* maps) { body(a, maps); }
+#else
+#define DM_TEST_KERNEL(name, threads, body)                                       \
+    extern "C" __global__ void __launch_bounds__(threads)                         \
+        name(const __grid_constant__ Args a, const __grid_constant__ Maps maps) { \
+        body(&a, &maps);                                                          \
+    }
+#endif
+
 DM_DEVICE void wait_barrier(u64* barrier, u32 parity) {
     while (!hw::mbarrier_try_wait(barrier, parity)) hw::poll_pause(7, 0, barrier);
 }

@@ -23,6 +23,8 @@ template <typename T>
 DM_DEVICE T shfl_xor(T value, u32 lane_mask) {
     return __shfl_xor_sync(0xffffffffu, value, lane_mask);
 }
+// A value that all lanes have anyway: the compiler then keeps what follows from it in uniform registers.
+DM_DEVICE u32 uniform(u32 value) { return __shfl_sync(0xffffffffu, value, 0); }
 // Value of lane - delta; lanes below delta keep their own.
 template <typename T>
 DM_DEVICE T shfl_up(T value, u32 delta) {
@@ -43,6 +45,17 @@ DM_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
 DM_DEVICE float div(float a, float b) { return __fdiv_rn(a, b); }
 // Larger of two; a NaN loses.
 DM_DEVICE float max(float a, float b) { return fmaxf(a, b); }
+// Smaller and larger of two; a NaN wins.
+DM_DEVICE float min_nan(float a, float b) {
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+DM_DEVICE float max_nan(float a, float b) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
 DM_DEVICE float abs(float a) { return fabsf(a); }
 // 2^x and 1/x to about 2 ulp (denormals flushed).
 DM_DEVICE float exp2_approx(float x) {
@@ -73,6 +86,13 @@ DM_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b
 DM_DEVICE u64 timer_ns() {
     u64 t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+// Low half of the SM's clock; equal for all threads of a CTA.
+DM_DEVICE u32 clock() {
+    u32 t;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(t));
     return t;
 }
 

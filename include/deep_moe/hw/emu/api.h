@@ -18,8 +18,9 @@ enum class Collective : u32 {
     ShflXor,
     ShflUp,
     Ballot,
-    AllLanes,   // warp
-    SyncBlock,  // CTA
+    AllLanes,     // warp
+    SyncBlock,    // CTA
+    SyncCluster,  // all CTAs of a cluster
     SetMaxRegisters,
     WgmmaFence,
     WgmmaCommit,
@@ -38,7 +39,7 @@ enum class Rmw : u32 { Add, Cas };
 struct ThreadHead;
 
 // One version number for the table and ThreadHead below; part of every message about a mismatch.
-constexpr u32 kApiVersion = 1;
+constexpr u32 kApiVersion = 2;
 
 struct Api {
     u64 (*collective)(ThreadHead*, Collective op, u64 value, u32 argument);
@@ -50,14 +51,18 @@ struct Api {
     u32 (*shared_address)(ThreadHead*, const void* p);
     void (*mbarrier_init)(ThreadHead*, u64* barrier, u32 arrivals);
     void (*fence_mbarrier_init)(ThreadHead*);
-    void (*mbarrier_arrive)(ThreadHead*, u64* barrier, u32 expect_tx_bytes, bool expects_tx);
+    void (*mbarrier_arrive)(ThreadHead*, u64* barrier, u32 expect_tx_bytes);
+    // On the barrier at the same place in the CTA of this rank in the cluster.
+    void (*mbarrier_arrive_cluster)(ThreadHead*, u64* barrier, u32 cta_rank);
     bool (*mbarrier_try_wait)(ThreadHead*, u64* barrier, u32 parity);
 
-    void (*bulk_load)(ThreadHead*, void* shared, const void* global, u32 bytes, u64* barrier);
+    // Loads go to the same places in every CTA of the cluster whose bit is set in cta_mask.
+    void (*bulk_load)(ThreadHead*, void* shared, const void* global, u32 bytes, u64* barrier, u32 cta_mask);
     void (*bulk_store)(ThreadHead*, void* global, const void* shared, u32 bytes);
     void (*bulk_commit)(ThreadHead*);
     void (*bulk_wait)(ThreadHead*, u32 pending);
-    void (*tma_load)(ThreadHead*, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier);
+    void (*tma_load)(ThreadHead*, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier,
+                     u32 cta_mask);
 
     void (*wgmma)(ThreadHead*, float* d, u32 n, u64 desc_a, u64 desc_b, bool accumulate);
 
@@ -77,7 +82,7 @@ constexpr u64 head_offset(u64 stack) { return kStackBytes - kHeadBytes * (1 + (s
 struct alignas(64) ThreadHead {
     const Api* api;
     u8* shared_memory;
-    u32 thread_idx, block_idx, grid_dim, api_version;
+    u32 thread_idx, block_idx, grid_dim, cluster_rank, api_version;
 };
 static_assert(sizeof(ThreadHead) <= kHeadBytes);
 

@@ -22,11 +22,11 @@ DM_DEVICE void fence_mbarrier_init() {
 }
 DM_DEVICE void mbarrier_arrive(u64* barrier) {
     emu::ThreadHead* t = emu::self();
-    t->api->mbarrier_arrive(t, barrier, 0, false);
+    t->api->mbarrier_arrive(t, barrier, 0);
 }
 DM_DEVICE void mbarrier_arrive_expect_tx(u64* barrier, u32 bytes) {
     emu::ThreadHead* t = emu::self();
-    t->api->mbarrier_arrive(t, barrier, bytes, true);
+    t->api->mbarrier_arrive(t, barrier, bytes);
 }
 // True once the phase with this parity has completed. Sleeps first; false is rare, but happens.
 DM_DEVICE bool mbarrier_try_wait(u64* barrier, u32 parity) {
@@ -36,7 +36,7 @@ DM_DEVICE bool mbarrier_try_wait(u64* barrier, u32 parity) {
 
 DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barrier) {
     emu::ThreadHead* t = emu::self();
-    t->api->bulk_load(t, shared, global, bytes, barrier);
+    t->api->bulk_load(t, shared, global, bytes, barrier, 1u << t->cluster_rank);
 }
 DM_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {
     emu::ThreadHead* t = emu::self();
@@ -56,12 +56,12 @@ DM_DEVICE void prefetch_tensor_map(const TensorMap* /*map*/) {}
 DM_DEVICE void tma_load_2d(void* shared, const TensorMap* map, u32 x, u32 y, u64* barrier) {
     emu::ThreadHead* t = emu::self();
     const u32 coordinates[3] = {x, y, 0};
-    t->api->tma_load(t, shared, map, 2, coordinates, barrier);
+    t->api->tma_load(t, shared, map, 2, coordinates, barrier, 1u << t->cluster_rank);
 }
 DM_DEVICE void tma_load_3d(void* shared, const TensorMap* map, u32 x, u32 y, u32 z, u64* barrier) {
     emu::ThreadHead* t = emu::self();
     const u32 coordinates[3] = {x, y, z};
-    t->api->tma_load(t, shared, map, 3, coordinates, barrier);
+    t->api->tma_load(t, shared, map, 3, coordinates, barrier, 1u << t->cluster_rank);
 }
 
 }  // namespace deep_moe::hw

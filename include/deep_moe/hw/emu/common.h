@@ -34,6 +34,8 @@ template <typename T>
 DM_DEVICE T shfl_xor(T value, u32 lane_mask) {
     return emu_bits<T>(emu_collective(emu::Collective::ShflXor, emu_bits<u64>(value), lane_mask));
 }
+// A value that all lanes have anyway.
+DM_DEVICE u32 uniform(u32 value) { return shfl(value, 0); }
 // Value of lane - delta; lanes below delta keep their own.
 template <typename T>
 DM_DEVICE T shfl_up(T value, u32 delta) {
@@ -55,6 +57,9 @@ DM_DEVICE float add(float a, float b) { return a + b; }
 DM_DEVICE float div(float a, float b) { return a / b; }
 // Larger of two; a NaN loses.
 DM_DEVICE float max(float a, float b) { return __builtin_isnan(a) ? b : (b > a ? b : a); }
+// Smaller and larger of two; a NaN wins.
+DM_DEVICE float min_nan(float a, float b) { return __builtin_isnan(a) || a < b ? a : b; }
+DM_DEVICE float max_nan(float a, float b) { return __builtin_isnan(a) || a > b ? a : b; }
 DM_DEVICE float abs(float a) { return __builtin_fabsf(a); }
 DM_DEVICE float emu_flush(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
 // 2^x and 1/x to about 2 ulp (denormals flushed).
@@ -100,6 +105,8 @@ DM_DEVICE u64 timer_ns() {
     emu::ThreadHead* t = emu::self();
     return t->api->timer_ns(t);
 }
+// The SM's clock runs like the world's.
+DM_DEVICE u32 clock() { return u32(timer_ns()); }
 // The thread sleeps until the word that it last read from `address` changes.
 DM_DEVICE void poll_pause(u32 site, u32 index, const void* address) {
     emu::ThreadHead* t = emu::self();

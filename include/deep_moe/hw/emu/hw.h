@@ -4,6 +4,7 @@
 
 #include "deep_moe/hw/emu/api.h"
 #include "deep_moe/hw/emu/async.h"
+#include "deep_moe/hw/emu/cluster.h"
 #include "deep_moe/hw/emu/common.h"
 #include "deep_moe/hw/emu/memory.h"
 #include "deep_moe/hw/emu/sm90.h"
