@@ -11,7 +11,7 @@ struct Combine {
     static constexpr u32 kTopk = kConfig.num_topk;
     static constexpr u32 kLaneColumns = 8;  // 16 bytes
     static constexpr u32 kSpanColumns = kWarpSize * kLaneColumns;
-    static constexpr u32 kLoadsInFlight = 16;  // 16-byte loads per lane: fewer do not fill the memory's bandwidth
+    static constexpr u32 kLoadsInFlight = 24;  // 16-byte loads per lane: fewer do not fill the memory's bandwidth
     static constexpr u32 kSpans = max_of(1u, kLoadsInFlight / kTopk);  // of a work item
     static constexpr u32 kItemsPerToken = ceil_div(kConfig.hidden, kSpans * kSpanColumns);
 

@@ -52,6 +52,13 @@ struct Route {
     }
 
 private:
+    // u32 [E]: counts, then next positions; behind them u32 [E]: prefix sums. In the memory of the pipeline's stages, which
+    // are not loaded before counts_ready.
+    static DM_DEVICE u32* next_of(const Context<kConfig>& ctx) {
+        static_assert(2 * kMaxExperts * sizeof(u32) <= kMinBlockM * kBlockK);
+        return ctx.template shared<SmemField::A, u32>();
+    }
+
     // Calls visit(entry, expert) for the warp's entries that have an expert. Loads are issued in groups: one after the
     // other they would take most of the time until the first row can be pulled.
     template <typename Visit>
@@ -73,7 +80,7 @@ private:
 
     // Counts the stripe and reserves its places: `next` is then this CTA's first place within each expert.
     static DM_DEVICE void count(const Context<kConfig>& ctx, u32 begin, u32 end) {
-        u32* next = ctx.template shared<SmemField::RouteNext, u32>();
+        u32* next = next_of(ctx);
         DM_NO_UNROLL
         for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) hw::store_shared(next + e, 0u);
         hw::sync_warp();
@@ -101,8 +108,8 @@ private:
 
     // Turns places within an expert into places within the owner's segment.
     static DM_DEVICE void place(const Context<kConfig>& ctx) {
-        u32* next = ctx.template shared<SmemField::RouteNext, u32>();
-        u32* prefix = ctx.template shared<SmemField::RoutePrefix, u32>();
+        u32* next = next_of(ctx);
+        u32* prefix = next + kExperts;
         const u32* send_counts = ctx.template own<BufferField::SendCounts>();
         u32 total = 0;
         DM_NO_UNROLL
@@ -127,7 +134,7 @@ private:
     }
 
     static DM_DEVICE void write_lists(const Context<kConfig>& ctx, u32 begin, u32 end) {
-        u32* next = ctx.template shared<SmemField::RouteNext, u32>();
+        u32* next = next_of(ctx);
         for_each_entry(ctx, begin, end, [&](u32 entry, u32 expert) {
             u32* segment = ctx.template peer<BufferField::SourceLists>(expert / kLocal) + ctx.params.rank * u64(kSegment);
             hw::store(segment + hw::atomic_add_shared(next + expert, 1), entry);

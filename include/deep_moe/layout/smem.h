@@ -18,8 +18,6 @@ enum class SmemField : u32 {
     SfA,          // f32 [stages][BM]
     SfB,          // f32 [stages][4]: a weight scale record
     RowBuffer,    // [dispatch warps][2][H]: rows on their way from a peer to the pool
-    RouteNext,    // u32 [E]: counts, then next positions
-    RoutePrefix,  // u32 [E]
     RecvCounts,   // u32 [R][E_local]: rows received per source and local expert
     ExpertRows,   // u32 [E_local]: their sums over the sources
     Tasks,        // TileTask [kTaskDepth]
@@ -52,8 +50,6 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, Smem
         case SmemField::SfB: return {"smem_sf_b", Dtype::F32, {stages, kWeightScaleRecord, 1}, 128};
         case SmemField::RowBuffer:
             return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, kRowBuffers, align_up(c.hidden, 128u)}, 128};
-        case SmemField::RouteNext: return {"smem_route_next", Dtype::U32, {c.num_experts, 1, 1}, 16};
-        case SmemField::RoutePrefix: return {"smem_route_prefix", Dtype::U32, {c.num_experts, 1, 1}, 16};
         case SmemField::RecvCounts: return {"smem_recv_counts", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
         case SmemField::ExpertRows: return {"smem_expert_rows", Dtype::U32, {c.experts_per_rank(), 1, 1}, 16};
         case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};

@@ -14,6 +14,7 @@ struct DispatchRole {
             clear_other_bank(ctx);
             const bool ok = Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
             if (!ok && hw::lane_idx() == 0) ctx.set_aborted();
+            hw::fence_proxy_async();  // where routing worked, stages will be loaded
             hw::sync_warp();
             if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().counts_ready()));
         }

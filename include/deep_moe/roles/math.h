@@ -1,8 +1,5 @@
 // The math warpgroups: both GEMMs, their epilogues, and finally the combine.
 #pragma once
-#ifndef DM_LEAD
-#define DM_LEAD 1
-#endif
 
 #include "deep_moe/comm/combine.h"
 #include "deep_moe/epi/scatter.h"
@@ -18,11 +15,11 @@ struct MathRole {
 
     // The second warpgroup starts a tile when the first has done this many K blocks of it. So they stay apart: while one
     // is in its epilogue the other has the tensor cores. More would leave too few stages for the loads under way.
-    static constexpr u32 kLead = DM_LEAD;
+    static constexpr u32 kLead = 1;
     // In a tile of fewer K blocks than stages the first warpgroup could be two tiles ahead, and the barrier's phase come
     // round; with 64 rows the layer is bound by memory anyway.
     static constexpr bool kLeads =
-        kLead > 0 && kConfig.block_m > kWarpgroupRows && min_of(kConfig.l1_k_blocks(), kConfig.l2_k_blocks()) >= kStages;
+        kConfig.block_m > kWarpgroupRows && min_of(kConfig.l1_k_blocks(), kConfig.l2_k_blocks()) >= kStages;
     static_assert(kLead < kStages || !kLeads);
 
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 math_warp) {
