@@ -100,8 +100,6 @@ void bind_kernel(py::module_& driver) {
         .def_property_readonly("threads", &cuda::Kernel::threads)
         .def_property_readonly("shared_bytes", &cuda::Kernel::shared_bytes)
         .def_property_readonly("blocks_per_sm", &cuda::Kernel::blocks_per_sm)
-        .def("max_active_clusters", &cuda::Kernel::max_active_clusters, py::arg("cluster_size"),
-             "Clusters of this many blocks that the device holds at a time.")
         .def_property_readonly("registers",
                                [](const cuda::Kernel& k) { return k.attribute(cuda::FunctionAttribute::NumRegisters); })
         .def_property_readonly("local_bytes",

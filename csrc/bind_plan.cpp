@@ -58,8 +58,6 @@ void bind_plan(py::module_& m) {
     bind_stage_call(m);
     m.def("mega_kernel_info", &mega_kernel_info, "deep_moe_info that a mega kernel of this config must export.");
     m.def("stage_kernel_info", &stage_kernel_info, "deep_moe_info that a stage kernel of this config must export.");
-    m.def("mega_grid", &mega_grid, py::arg("config"), py::arg("num_sms"),
-          "Blocks of a mega launch on this many SMs: whole clusters. ValueError when not even one fits.");
     py::class_<LaunchLane, std::shared_ptr<LaunchLane>>(m, "LaunchLane", "A share of a device's SMs (launch_order.h).")
         .def(py::init(&LaunchLane::acquire), py::arg("device"), py::arg("group"), py::arg("rank"), py::arg("num_sms"));
     py::class_<LaunchPlan>(m, "LaunchPlan", "A mega launch on the GPU.")

@@ -22,7 +22,6 @@ void visit_config_fields(Visitor&& visit) {
     visit("block_m", &MegaMoeConfig::block_m);
     visit("lag_blocks", &MegaMoeConfig::lag_blocks);
     visit("unit_blocks", &MegaMoeConfig::unit_blocks);
-    visit("cluster_size", &MegaMoeConfig::cluster_size);
     visit("trace_events", &MegaMoeConfig::trace_events);
 }
 

@@ -17,14 +17,6 @@ void* find_symbol(void* library, const char* symbol) {
     return address;
 }
 
-LaunchAttribute cluster_attribute(u32 cluster_size) {
-    LaunchAttribute attribute{};
-    attribute.id = LaunchAttributeId::ClusterDimension;
-    attribute.cluster[0] = cluster_size;
-    attribute.cluster[1] = attribute.cluster[2] = 1;
-    return attribute;
-}
-
 }  // namespace
 
 Driver::Driver() {
@@ -139,22 +131,10 @@ int Kernel::blocks_per_sm() const {
     return blocks;
 }
 
-u32 Kernel::max_active_clusters(u32 cluster_size) const {
+void Kernel::launch(u32 grid, Stream stream, void** params) const {
     const Driver& driver = Driver::get();
     ScopedContext current(context_);
-    const LaunchAttribute cluster = cluster_attribute(cluster_size);
-    const LaunchConfig config{{cluster_size, 1, 1}, {threads(), 1, 1}, shared_bytes(), nullptr, &cluster, 1};
-    int clusters = 0;
-    driver.check(driver.max_active_clusters(&clusters, function_, &config), "cuOccupancyMaxActiveClusters");
-    return u32(clusters);
-}
-
-void Kernel::launch(u32 grid, u32 cluster_size, Stream stream, void** params) const {
-    const Driver& driver = Driver::get();
-    ScopedContext current(context_);
-    const LaunchAttribute cluster = cluster_attribute(cluster_size);
-    const u32 num_attributes = cluster_size == 1 ? 0 : 1;
-    const LaunchConfig config{{grid, 1, 1}, {threads(), 1, 1}, shared_bytes(), stream, &cluster, num_attributes};
+    const LaunchConfig config{{grid, 1, 1}, {threads(), 1, 1}, shared_bytes(), stream, nullptr, 0};
     driver.check(driver.launch_kernel(&config, function_, params, nullptr), "cuLaunchKernelEx");
 }
 

@@ -40,24 +40,13 @@ enum class FunctionAttribute : int {
     MaxDynamicSharedBytes = 8,
 };
 
-enum class LaunchAttributeId : int { ClusterDimension = 4 };
-
-// CUlaunchAttribute
-struct alignas(8) LaunchAttribute {
-    LaunchAttributeId id;
-    u32 pad;
-    u32 cluster[3];  // the value, of a union of 64 bytes
-    u8 rest[52];
-};
-static_assert(sizeof(LaunchAttribute) == 72);
-
 // CUlaunchConfig
 struct LaunchConfig {
     u32 grid[3];
     u32 block[3];
     u32 shared_bytes;
     Stream stream;
-    const LaunchAttribute* attributes;
+    void* attributes;
     u32 num_attributes;
 };
 static_assert(sizeof(LaunchConfig) == 56);
@@ -93,8 +82,6 @@ static_assert(sizeof(LaunchConfig) == 56);
     X("cuFuncSetAttribute", function_set_attribute, (Function function, FunctionAttribute attribute, int value))       \
     X("cuOccupancyMaxActiveBlocksPerMultiprocessor", occupancy,                                                        \
       (int* blocks, Function function, int threads, size_t shared_bytes))                                              \
-    X("cuOccupancyMaxActiveClusters", max_active_clusters,                                                             \
-      (int* clusters, Function function, const LaunchConfig* config))                                                  \
     X("cuLaunchKernelEx", launch_kernel, (const LaunchConfig* config, Function function, void** params, void** extra)) \
     X("cuTensorMapEncodeTiled", tensor_map_encode_tiled,                                                               \
       (TensorMap * map, int data_type, u32 rank, void* address, const u64* dims, const u64* strides, const u32* box,   \
@@ -150,8 +137,8 @@ public:
     // Throws DriverError when the device cannot run the image, or when deep_moe_info is not `expected`.
     Kernel(int device, const std::string& image, const std::string& name, const KernelInfo& expected);
 
-    // grid: blocks, a multiple of cluster_size; params: one pointer per kernel argument.
-    void launch(u32 grid, u32 cluster_size, Stream stream, void** params) const;
+    // params: one pointer per kernel argument.
+    void launch(u32 grid, Stream stream, void** params) const;
 
     int device() const { return device_; }
     Context context() const { return context_; }
@@ -160,9 +147,6 @@ public:
     int attribute(FunctionAttribute attribute) const;
     // Blocks of this kernel that one SM holds at a time.
     int blocks_per_sm() const;
-    // Clusters of this many blocks that the device holds at a time. The blocks of a cluster share a GPC, so a GPC with
-    // an odd number of free SMs leaves one of them idle.
-    u32 max_active_clusters(u32 cluster_size) const;
 
 private:
     void check_info(const std::string& name) const;

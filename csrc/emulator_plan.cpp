@@ -109,7 +109,6 @@ EmulatorLaunchPlan::EmulatorLaunchPlan(emu::World& world, const EmulatorKernel& 
             return is_written_by_peers(field) || (rank == arguments.rank && !is_staged(field));
         });
     add_weights(request_, arguments);
-    request_.cluster_size = config_.cluster_size;
     if (arguments.trace) request_.regions.push_back(region("trace", arguments.trace, arguments.trace_bytes, true));
     add_smem_fields(request_, config_);
 }
@@ -119,7 +118,7 @@ emu::Counts EmulatorLaunchPlan::run(const emu::Options& options, u32 num_sms, co
     MegaMoeParams params = params_;
     patch(params, call);
     emu::LaunchRequest request = request_;
-    request.num_sms = mega_grid(config_, num_sms);
+    request.num_sms = num_sms;
     request.args = {bytes_of(params), bytes_of(maps_)};
     request.regions.push_back(region("y", call.y, strided_bytes(call.y_rows, call.y_stride, config_.hidden * 2), true));
     if (call.recv_stats)

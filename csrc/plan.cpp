@@ -20,17 +20,6 @@ u64 field_address(const MegaArguments& arguments, BufferField field) {
     return arguments.peers.at(arguments.rank) + buffer_offset(arguments.config, field);
 }
 
-// The grid whose blocks are all resident at once.
-u32 resident_grid(const cuda::Kernel& kernel, const MegaMoeConfig& config, u32 num_sms) {
-    const u32 grid = mega_grid(config, num_sms);
-    if (config.cluster_size == 1) return grid;
-    const u32 clusters = kernel.max_active_clusters(config.cluster_size);
-    if (clusters == 0)
-        throw cuda::DriverError("device " + std::to_string(kernel.device()) + " holds no cluster of " +
-                                std::to_string(config.cluster_size) + " blocks of this kernel");
-    return min_of(grid, clusters * config.cluster_size);
-}
-
 }  // namespace
 
 MegaMoeParams make_params(const MegaArguments& arguments) {
@@ -90,13 +79,6 @@ StageParams make_params(u64 buffer, const StageCall& call) {
     return params;
 }
 
-u32 mega_grid(const MegaMoeConfig& config, u32 num_sms) {
-    if (num_sms < config.cluster_size)
-        throw std::invalid_argument("a kernel with clusters of " + std::to_string(config.cluster_size) +
-                                    " blocks needs at least as many SMs, but num_sms is " + std::to_string(num_sms));
-    return num_sms / config.cluster_size * config.cluster_size;
-}
-
 u32 stage_grid(u32 max_count, u32 threads, u32 num_sms) {
     const u32 blocks = ceil_div(max_count, threads / kWarpSize);
     return max_of(1u, min_of(blocks, num_sms * kStageBlocksPerSm));
@@ -114,10 +96,9 @@ LaunchPlan::LaunchPlan(const cuda::Kernel& kernel, std::shared_ptr<LaunchLane> l
                        u32 num_sms)
     : kernel_(kernel),
       lane_(std::move(lane)),
-      params_(make_params(arguments)),  // checks the configuration
-      cluster_size_(arguments.config.cluster_size),
-      grid_(resident_grid(kernel, arguments.config, num_sms)) {
-    check_trace(arguments.config, arguments.trace_bytes, grid_);
+      params_(make_params(arguments)),
+      num_sms_(num_sms) {
+    check_trace(arguments.config, arguments.trace_bytes, num_sms);
     for (u32 i = 0; i < u32(MapIndex::kCount); ++i)
         cuda::encode_tensor_map(tensor_map_spec(arguments.config, MapIndex(i)),
                                 tensor_map_address(arguments, MapIndex(i)), maps_.maps[i]);
@@ -130,7 +111,7 @@ void LaunchPlan::run(u64 stream, const MegaCall& call) const {
     const cuda::ScopedContext current(kernel_.context());
     const auto queue = pointer<cuda::StreamImpl>(stream);
     lane_->enter(queue);
-    kernel_.launch(grid_, cluster_size_, queue, arguments);
+    kernel_.launch(num_sms_, queue, arguments);
     lane_->leave(queue);
 }
 
@@ -141,7 +122,7 @@ void StagePlan::run(u64 stream, const StageCall& call) const {
     StageParams params = make_params(buffer_, call);
     void* arguments[] = {&params};
     const u32 grid = stage_grid(call.max_count, kernel_.threads(), num_sms_);
-    kernel_.launch(grid, 1, pointer<cuda::StreamImpl>(stream), arguments);
+    kernel_.launch(grid, pointer<cuda::StreamImpl>(stream), arguments);
 }
 
 }  // namespace deep_moe

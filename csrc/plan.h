@@ -54,8 +54,6 @@ StageParams make_params(u64 buffer, const StageCall& call);
 // What the tensor map describes: this rank's pools, and its weights.
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map);
 void patch(MegaMoeParams& params, const MegaCall& call);
-// The largest grid of whole clusters on this many SMs, a block each. Throws invalid_argument when there is none.
-u32 mega_grid(const MegaMoeConfig& config, u32 num_sms);
 // One warp per token, grid-stride; at least one block, which writes the token count.
 u32 stage_grid(u32 max_count, u32 threads, u32 num_sms);
 
@@ -64,8 +62,7 @@ cuda::KernelInfo stage_kernel_info(const MegaMoeConfig& config);
 
 class LaunchPlan {
 public:
-    // num_sms: at most so many blocks, and at most what the device has: all blocks must be resident at once, for they
-    // wait for each other. Fewer when the kernel's clusters do not fill the SMs.
+    // num_sms: blocks, at most what the device has: all must be resident at once, for they wait for each other.
     LaunchPlan(const cuda::Kernel& kernel, std::shared_ptr<LaunchLane> lane, const MegaArguments& arguments,
                u32 num_sms);
     void run(u64 stream, const MegaCall& call) const;
@@ -74,7 +71,7 @@ private:
     const cuda::Kernel& kernel_;
     std::shared_ptr<LaunchLane> lane_;
     MegaMoeParams params_;
-    u32 cluster_size_, grid_;
+    u32 num_sms_;
     MegaMoeTensorMaps maps_;
 };
 

@@ -20,7 +20,7 @@ _LIMITS = (
     ("intermediate", 16, 1 << 20, 16),
     ("max_tokens_per_rank", 1, 1 << 26, 1),
 )
-_OVERRIDABLE = ("ring_rows", "block_m", "lag_blocks", "unit_blocks", "cluster_size", "trace_events")
+_OVERRIDABLE = ("ring_rows", "block_m", "lag_blocks", "unit_blocks", "trace_events")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,8 @@ class Problem:
         mma_type: "fp8xfp8": e4m3 activations and weights.
         activation: "swiglu": silu(gate) * up.
         activation_clamp: c of gate = min(gate, c), up = clamp(up, -c, c); None for no clamp.
-        overrides: configuration fields to force (`_OVERRIDABLE`); for tests and tuning.
+        overrides: configuration fields to force (`_OVERRIDABLE`); for tests and tuning. The others follow from them: a
+            tile brings its order along, and the ring holds what the order needs.
 
     Raises:
         ValueError: a field is not an integer, out of range or unknown.
@@ -69,8 +70,7 @@ class Problem:
 
         `num_tokens_bound` selects the first one that is not below it; each class has a kernel of its own.
         """
-        self._checked_ranks(num_ranks)
-        return sm90.bound_classes(self.num_experts, self.num_topk, self.max_tokens_per_rank, num_ranks)
+        return sm90.bound_classes(self._geometry(num_ranks))
 
     def configs(self, num_ranks: int) -> "list[_C.Config]":
         """The kernel configuration of each bound class, in their order.
@@ -78,18 +78,13 @@ class Problem:
         Raises:
             ValueError: num_experts is not divisible by num_ranks, or the overrides do not fit together.
         """
-        geometry = _C.Config(
-            num_ranks=self._checked_ranks(num_ranks),
-            mma_type=MMA_TYPES[self.mma_type],
-            activation=ACTIVATIONS[self.activation],
-            **{name: getattr(self, name) for name, *_ in _LIMITS},
-        )
+        geometry = self._geometry(num_ranks)
         if geometry.max_recv_rows >= 1 << 31:
             raise ValueError(
                 f"num_ranks * max_tokens_per_rank * num_topk is {geometry.max_recv_rows}; it must be below 2^31: "
                 "lower max_tokens_per_rank"
             )
-        configs = [config.replace(**dict(self.overrides)) for config in sm90.variant_configs(geometry)]
+        configs = sm90.variant_configs(geometry, dict(self.overrides))
         for config in configs:
             if config.error():
                 raise ValueError(f"{config.error()}; got {config}")
@@ -107,6 +102,15 @@ class Problem:
     def facts(self) -> dict[str, Any]:
         """The fields by name, for messages and for the comparison between ranks."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def _geometry(self, num_ranks: int) -> "_C.Config":
+        """What all variants share; ring_rows and the variant fields have their defaults."""
+        return _C.Config(
+            num_ranks=self._checked_ranks(num_ranks),
+            mma_type=MMA_TYPES[self.mma_type],
+            activation=ACTIVATIONS[self.activation],
+            **{name: getattr(self, name) for name, *_ in _LIMITS},
+        )
 
     def _checked_ranks(self, num_ranks: int) -> int:
         num_ranks = _checked_int("num_ranks", num_ranks, 1, _C.kMaxRanks, 1)
@@ -148,5 +152,5 @@ def _checked_overrides(value: Any) -> tuple[tuple[str, int], ...]:
     for name, setting in items:
         if name not in _OVERRIDABLE:
             raise ValueError(f"overrides names {name!r}; allowed: {', '.join(_OVERRIDABLE)}")
-        _checked_int(f"overrides[{name!r}]", setting, 0, 1 << 31, 1)
+        _checked_int(f"overrides[{name!r}]", setting, 0 if name == "trace_events" else 1, 1 << 31, 1)
     return items

@@ -21,7 +21,7 @@ ARCHES = tuple(ENTRIES)
 KINDS = ("mega", "stage")
 
 # Fields of the configuration that only the mega kernel depends on.
-VARIANT_FIELDS = ("bound_class", "block_m", "lag_blocks", "unit_blocks", "cluster_size", "trace_events")
+VARIANT_FIELDS = ("bound_class", "block_m", "lag_blocks", "unit_blocks", "trace_events")
 
 
 @dataclass(frozen=True)

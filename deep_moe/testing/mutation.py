@@ -1,4 +1,4 @@
-"""The mutation test: plants each fault of `mutants.py` in a copy of the device headers and sees whether the emulator,
+"""The mutation test: plants each fault of `mutants` in a copy of the device headers and sees whether the emulator,
 the reference or the statistics notice it.
 
 A mutant is built and run in a process of its own, which it may hang or crash. The suite is a list of cases, cheapest
@@ -80,6 +80,9 @@ CASES = (
     Case("64-row tiles, clamp", 64, LAYERS[1:2], clamp=0.4),
     Case("128-row tiles, clamp", 128, LAYERS, clamp=0.4),
     Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], num_sms=3),
+    # Tiles of more K blocks than stages: the warpgroups keep their distance, stored tiles are announced in mid-tile.
+    Case("128-row tiles, many K blocks", 128, LAYERS[::2], experts=4, hidden=640, intermediate=528),
+    Case("64-row tiles, many K blocks", 64, LAYERS[1:], experts=4, hidden=704, intermediate=528),
 )
 
 
@@ -203,7 +206,7 @@ def mutated(mutant: Mutant, headers: Path) -> str:
     if found != mutant.count:
         raise ValueError(
             f"mutant {mutant.name!r}: its text occurs {found} times in {mutant.file}, not {mutant.count}; "
-            "bring deep_moe/testing/mutants.py up to date with the headers"
+            "bring deep_moe/testing/mutants up to date with the headers"
         )
     return text.replace(mutant.old, mutant.new)
 

@@ -8,15 +8,10 @@
 
 namespace {
 
-struct LaunchAttribute {
-    int id, pad;
-    unsigned value[16];
-};
-
 struct LaunchConfig {
     unsigned grid[3], block[3], shared_bytes;
     void* stream;
-    const LaunchAttribute* attributes;
+    void* attributes;
     unsigned num_attributes;
 };
 
@@ -98,23 +93,10 @@ int cuMemcpyDtoH_v2(void* host, unsigned long long device, size_t bytes) {
 int cuFuncGetAttribute(int* value, int attribute, void*) { return *value = attribute == 4 ? 168 : 0, 0; }
 int cuFuncSetAttribute(void*, int attribute, int value) { return log("set attribute %d %d", attribute, value), 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int, size_t) { return *blocks = 1, 0; }
-// FAKE_CUDA_CLUSTERS: how many the device holds.
-int cuOccupancyMaxActiveClusters(int* clusters, void*, const LaunchConfig* c) {
-    const unsigned* size = c->attributes[0].value;
-    log("clusters context %x grid %u,%u,%u block %u shared %u attribute %d size %u,%u,%u", unsigned(current_context),
-        c->grid[0], c->grid[1], c->grid[2], c->block[0], c->shared_bytes, c->attributes[0].id, size[0], size[1],
-        size[2]);
-    const char* held = std::getenv("FAKE_CUDA_CLUSTERS");
-    return *clusters = held ? std::atoi(held) : 66, 0;
-}
 int cuLaunchKernelEx(const LaunchConfig* c, void*, void** params, void**) {
     const char* text = static_cast<const char*>(params[0]);
     unsigned long long first = 0;
     std::memcpy(&first, text, 8);
-    for (unsigned i = 0; i < c->num_attributes; ++i) {
-        const LaunchAttribute& a = c->attributes[i];
-        log("attribute %d value %u,%u,%u", a.id, a.value[0], a.value[1], a.value[2]);
-    }
     return log("launch context %x grid %u,%u,%u block %u,%u,%u shared %u stream %x attributes %u first %llx",
                unsigned(current_context), c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2],
                c->shared_bytes, number(c->stream), c->num_attributes, first),

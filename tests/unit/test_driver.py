@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from deep_moe import _C
-
 HERE = Path(__file__).parent
 PREAMBLE = """
 import struct
@@ -112,7 +110,6 @@ def test_a_mega_launch(run):
     # in the context of device 1, though none was current; the first word of the parameters is peers[0]
     assert launch[0].startswith("launch context 101 grid 66,1,1 block 384,1,1 shared ")
     assert launch[0].endswith("stream a1 attributes 0 first 100000")
-    assert not only(lines, "clusters")  # no cluster, no question
     maps = only(lines, "map")
     assert len(maps) == 4
     for line in maps:  # uint8, no interleave, 128-byte swizzle, 256-byte promotion, zero fill
@@ -131,67 +128,6 @@ def test_wrong_plans_are_refused(run):
             except ValueError as error:
                 assert "rank" in str(error) or "hidden" in str(error), error
     """)
-
-
-CLUSTERED = """
-import os
-config = config.replace(cluster_size=2)
-
-def grid_of(num_sms, clusters):
-    os.environ["FAKE_CUDA_CLUSTERS"] = str(clusters)
-    made = _C.LaunchPlan(kernel(), _C.LaunchLane(1, 0, 0, 132), arguments(config=config), num_sms=num_sms)
-    made.run(0xa1, 0x700000, 384, 5, 0)
-"""
-
-
-@pytest.mark.parametrize(
-    "num_sms, clusters, grid",
-    [
-        (132, 66, 132),
-        (131, 66, 130),  # whole clusters
-        (2, 66, 2),
-        (132, 60, 120),  # a GPC with an odd number of SMs cannot fill them: every block of the grid must be resident
-        (100, 60, 100),
-    ],
-)
-def test_a_launch_of_clusters(run, num_sms, clusters, grid):
-    lines = run(CLUSTERED + f"grid_of({num_sms}, {clusters})")
-    (asked,) = only(lines, "clusters")
-    (launch,) = only(lines, "launch")
-    assert f"grid {grid},1,1 block 384,1,1" in launch and "attributes 1 " in launch
-    assert only(lines, "attribute") == ["attribute 4 value 2,1,1"]  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    # asked about the same launch, in the device's context
-    shared = launch.split("shared ")[1].split()[0]
-    assert asked == f"clusters context 101 grid 2,1,1 block 384 shared {shared} attribute 4 size 2,1,1"
-
-
-def test_a_launch_of_clusters_needs_room_for_one(run):
-    lines = run(
-        CLUSTERED
-        + """
-for num_sms, clusters, error, words in ((1, 66, ValueError, "needs at least as many SMs, but num_sms is 1"),
-                                        (132, 0, errors.DeviceError, "device 1 holds no cluster of 2 blocks")):
-    try:
-        grid_of(num_sms, clusters)
-        raise AssertionError
-    except error as raised:
-        assert words in str(raised), raised
-"""
-    )
-    assert not only(lines, "launch")
-
-
-def test_a_grid_has_whole_clusters():
-    config = _C.Config()
-    assert [_C.mega_grid(config, n) for n in (1, 131)] == [1, 131]
-    assert [_C.mega_grid(config.replace(cluster_size=2), n) for n in (2, 3, 131, 132)] == [2, 2, 130, 132]
-    with pytest.raises(ValueError, match="clusters of 2 blocks needs at least as many SMs, but num_sms is 1"):
-        _C.mega_grid(config.replace(cluster_size=2), 1)
-
-
-def test_a_kernel_says_how_many_clusters_fit(run):
-    lines = run("assert kernel().max_active_clusters(2) == 66")
-    assert only(lines, "clusters")[0].endswith("size 2,1,1")
 
 
 @pytest.mark.parametrize("tokens, grid", [(0, 1), (1, 1), (8, 1), (9, 2), (32, 4), (1 << 20, 8 * 132)])

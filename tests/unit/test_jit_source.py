@@ -43,13 +43,13 @@ def test_rendered_text():
         ".hidden = 768, .intermediate = 256, .max_tokens_per_rank = 64, .ring_rows = 1024, "
         ".mma_type = deep_moe::MmaType::Fp8xFp8, "
         ".activation = deep_moe::Activation::SwiGLU, .bound_class = 0, .block_m = 64, .lag_blocks = 4, "
-        ".unit_blocks = 4, .cluster_size = 1, .trace_events = 0}))\n"
+        ".unit_blocks = 4, .trace_events = 0}))\n"
     )
 
 
 def test_variants_of_a_buffer_share_the_stage_kernel():
     small = _C.Config(block_m=64, lag_blocks=2)
-    large = small.replace(block_m=128, lag_blocks=1, unit_blocks=2, bound_class=1, cluster_size=2, trace_events=9)
+    large = small.replace(block_m=128, lag_blocks=1, unit_blocks=2, bound_class=1, trace_events=9)
     assert KernelRequest(small, "stage", "sm_90a").render() == KernelRequest(large, "stage", "sm_90a").render()
     assert KernelRequest(small, "mega", "sm_90a").render() != KernelRequest(large, "mega", "sm_90a").render()
 
@@ -59,7 +59,7 @@ def test_the_configuration_holds_nothing_that_changes_per_call():
     assert fields == {
         *("num_ranks", "num_experts", "num_topk", "hidden", "intermediate", "max_tokens_per_rank", "ring_rows"),
         *("mma_type", "activation", "bound_class", "block_m", "lag_blocks", "unit_blocks"),
-        *("cluster_size", "trace_events"),
+        "trace_events",
     }, "a new field is a new set of kernels: it must be equal on all ranks and never a count, pointer, stream or rank"
 
 

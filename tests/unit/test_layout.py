@@ -84,6 +84,14 @@ def test_shared_memory_fits_with_a_pipeline():
         assert _C.num_stages(config) >= 3, config
 
 
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("preset", load_presets().models, ids=lambda preset: preset.name)
+def test_large_tiles_have_four_stages(preset, ranks):
+    """Neither a wide row nor many experts may cost a stage."""
+    large = [config for config in preset.problem().configs(ranks) if config.block_m == 128]
+    assert large and all(_C.num_stages(config) == 4 for config in large)
+
+
 def test_tensor_maps_stay_inside_what_they_describe():
     for config in CONFIGS:
         sizes = {name: num_bytes for name, *_, num_bytes in _C.buffer_fields(config)}

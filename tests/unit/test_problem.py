@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from deep_moe import Problem
+from deep_moe import _C, Problem
 from deep_moe.cli.presets import load_presets
+from deep_moe.config.arch import sm90
 
 FLASH = dict(num_experts=256, num_topk=6, hidden=4096, intermediate=2048, max_tokens_per_rank=8192)
 
@@ -79,6 +80,74 @@ def test_one_class_where_one_is_enough():
     assert crowded.bound_classes(2) == (4, 100)
 
 
+def test_one_class_just_above_64_rows():
+    """A second class for some rows more is not worth a kernel: they cost 64-row tiles less than other tiles would."""
+    nearly = Problem(**{**FLASH, "max_tokens_per_rank": 345})
+    assert nearly.bound_classes(8) == (345,)
+    assert [config.block_m for config in nearly.configs(8)] == [64]
+
+
+# (hidden, intermediate, top-k, experts of the one rank, block_m) -> µs of whole layers by tokens, one H200, mega.py.
+MEASURED_US = {
+    (4096, 2048, 6, 32, 128): {512: 261, 1024: 371, 2048: 611, 4096: 1135, 8192: 2190},
+    (7168, 2048, 8, 32, 128): {512: 500, 2048: 1335, 8192: 5057},
+    (7168, 3072, 6, 48, 128): {512: 910, 2048: 1650, 8192: 6000},
+    (4096, 2048, 6, 32, 64): {0: 14.3, 1: 69, 8: 214, 16: 224, 32: 229, 64: 232, 128: 237, 256: 241, 512: 318},
+    (7168, 2048, 8, 32, 64): {1: 116, 8: 347, 32: 377, 64: 380, 128: 388, 512: 670},
+}
+
+
+@pytest.mark.parametrize("layer, tokens", [(layer, tokens) for layer, row in MEASURED_US.items() for tokens in row])
+def test_the_cost_model_explains_what_was_measured(layer, tokens):
+    hidden, intermediate, topk, experts, block_m = layer
+    config = _C.Config(
+        num_experts=experts,
+        num_topk=topk,
+        hidden=hidden,
+        intermediate=intermediate,
+        max_tokens_per_rank=8192,
+        block_m=block_m,
+    )
+    assert sm90.expected_us(config, tokens) == pytest.approx(MEASURED_US[layer][tokens], rel=0.15)
+
+
+@pytest.mark.parametrize("block_m", [64, 128])
+def test_the_cost_model_by_proportion(block_m):
+    """More tokens never cost less; ranks that bring their tokens and experts along cost the same."""
+    one = Problem(**{**FLASH, "num_experts": 32}, overrides=dict(block_m=block_m)).configs(1)[0]
+    scores = [sm90.expected_us(one, tokens) for tokens in range(0, 9000, 7)]
+    assert scores == sorted(scores) and len(set(scores)) == len(scores)
+    eight = one.replace(num_ranks=8, num_experts=256)
+    for tokens in (64, 1024, 8192):
+        assert sm90.expected_us(eight, tokens) == pytest.approx(sm90.expected_us(one, tokens), rel=0.01)
+
+
+@pytest.mark.parametrize("preset", load_presets().models, ids=lambda preset: preset.name)
+def test_what_the_cost_model_chooses_for_every_preset(preset):
+    """As measured: 64-row tiles while an expert expects at most 64 rows. A change here is to be measured again."""
+    problem = preset.problem()
+    for ranks in (ranks for ranks in range(1, 73) if problem.num_experts % ranks == 0):
+        assert problem.bound_classes(ranks) == (64 * problem.num_experts // (ranks * problem.num_topk), 8192)
+        fields = [
+            (config.block_m, config.lag_blocks, config.unit_blocks, config.ring_rows)
+            for config in problem.configs(ranks)
+        ]
+        assert fields == [(64, 48, 8, 4096), (128, 24, 8, 4096)], ranks
+
+
+@pytest.mark.parametrize(
+    "table, us, classes",
+    [
+        ("READ_PART", 0.5, (8192,)),  # slow readers never win
+        ("K_BLOCK_US", 0.1, (8192,)),  # fast multipliers always do
+        ("K_BLOCK_US", 0.42, (682, 8192)),  # in between, two blocks of 64 rows still do
+    ],
+)
+def test_bounds_follow_from_the_scores(monkeypatch, table, us, classes):
+    monkeypatch.setitem(getattr(sm90, table), 64, us)
+    assert Problem(**FLASH).bound_classes(8) == classes
+
+
 def test_classes_depend_on_nothing_local():
     """Everything a kernel variant depends on is a function of the problem and the number of ranks."""
     assert Problem(**FLASH).configs(8) == Problem(**FLASH).configs(8)
@@ -105,6 +174,26 @@ def test_overrides_reach_the_configs():
         assert (config.ring_rows, config.lag_blocks, config.unit_blocks) == (1024, 4, 2)
     with pytest.raises(ValueError, match="ring_rows"):
         Problem(**FLASH, overrides=dict(ring_rows=128)).configs(2)
+
+
+def test_what_overrides_bring_along():
+    """A tile its order, an order its ring."""
+    tall = Problem(**FLASH, overrides=dict(block_m=128)).configs(2)
+    assert [(config.block_m, config.lag_blocks) for config in tall] == [(128, 24), (128, 24)]
+    for config in Problem(**FLASH, overrides=dict(lag_blocks=100, unit_blocks=3)).configs(2):
+        assert (config.lag_blocks, config.unit_blocks, config.ring_rows) == (100, 3, 103 * 128)
+
+
+@pytest.mark.parametrize("field", ["ring_rows", "block_m", "lag_blocks", "unit_blocks"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, None])
+def test_wrong_overrides_are_named(field, value):
+    with pytest.raises(ValueError, match=rf"overrides\['{field}'\] is {value}"):
+        Problem(**FLASH, overrides={field: value})
+
+
+def test_overrides_that_make_no_configuration():
+    with pytest.raises(ValueError, match="block_m must be 64 or 128"):
+        Problem(**FLASH, overrides=dict(block_m=96)).configs(2)
 
 
 def test_buffer_size_of_the_flash_slice():

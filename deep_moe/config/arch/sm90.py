@@ -1,52 +1,150 @@
-"""Hopper: which tile a token bound gets, and how large the ring of row blocks is.
+"""Hopper: candidates for tile and order, the cost model that chooses among them, and the size of the ring.
 
 Everything here is a function of values that are equal on all ranks (the problem and the number of ranks), never of a
-rank's token count.
+rank's token count or of its GPU. `Problem(overrides=...)` forces single fields, `bench/sweep.py` times many at once.
 """
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from math import ceil, sqrt
+from statistics import NormalDist
+from typing import NamedTuple
 
 from ... import _C
 
-# Expected rows of an expert up to which 64-row tiles are taken: a second block would read the weights twice anyway.
-SMALL_ROWS = 64
-# How far L2 runs behind L1, in row blocks: enough L1 work in front of the scatter that the dispatch pull, which shares
-# the NVLink egress with it, is over its peak.
-LAG_BLOCKS = {64: 48, 128: 24}
-UNIT_BLOCKS = 8
+
+class Candidate(NamedTuple):
+    """Tile and order of a variant; fields of `_C.Config`."""
+
+    block_m: int
+    lag_blocks: int
+    unit_blocks: int
+
+
+# From the smallest tile up. The order is from measurements, the score does not see it: L2 lags so far behind L1 that
+# the dispatch pull, which shares the NVLink egress with the scatter, is over its peak.
+CANDIDATES = (Candidate(64, lag_blocks=48, unit_blocks=8), Candidate(128, lag_blocks=24, unit_blocks=8))
 RING_ALIGNMENT = 128  # rows; every block_m divides it
 
+# Measured on one H200, FP8 promoted every 128 of K, times in µs.
+NUM_SMS = 132
+EMPTY_US = 14.0  # a launch without tokens
+START_US = 22.0  # with tokens: until all SMs multiply
+K_BLOCK_US = {64: 0.62, 128: 0.80}  # one K block of a tile, by block_m, when the tensor cores are the limit
+HALF_TILE = 64  # rows; a last block that is not larger costs half in a 128-row kernel:
+HALF_K_BLOCK_US = 0.52
+TILE_US = 1.0  # what a tile costs besides its K blocks
+READ_GBS = 4550.0
+# What a layer makes of it. The larger tile leaves fewer bytes of weights under way: 64 tokens of H 4096, I 2048 and
+# top-6 on 32 experts took 249 µs with it and 231 with the smaller one.
+READ_PART = {64: 0.90, 128: 0.80}
+COMBINE_GBS = 3100.0
 
-def bound_classes(num_experts: int, num_topk: int, max_tokens: int, num_ranks: int) -> tuple[int, ...]:
-    """Ascending token bounds per rank; a `num_tokens_bound` belongs to the first class that is not below it."""
-    small = SMALL_ROWS * num_experts // (num_ranks * num_topk)
-    return (small, max_tokens) if 1 <= small < max_tokens else (max_tokens,)
+NOISE = 0.02  # scores that are closer than this tell nothing
+SPREAD = NormalDist().quantiles(n=16)  # rows of an expert: so many standard deviations around their mean
 
 
-def block_m_of(bound: int, num_experts: int, num_topk: int, num_ranks: int) -> int:
-    """Rows of a tile for the class with this bound: 64 while an expert expects at most 64 rows."""
-    return 64 if bound * num_ranks * num_topk <= SMALL_ROWS * num_experts else 128
+def expected_us(config: "_C.Config", num_tokens: int) -> float:
+    """Score of a configuration: µs of a call with `num_tokens` tokens on every rank and uniform routing.
+
+    A start; then the weights are read while tiles are multiplied, and the longer of the two counts; half a tile until
+    the last SM is done; the combine. NVLink is left out, as all candidates send the same. Within 15 % of the times in
+    tests/unit/test_problem.py.
+    """
+    if num_tokens == 0:
+        return EMPTY_US
+    hits = min(1.0, config.num_topk / config.num_experts)  # the part of all tokens that goes to one expert
+    touched = config.experts_per_rank * (1 - (1 - hits) ** (num_tokens * config.num_ranks))
+    rows = _rows_of_expert(config, num_tokens)
+    deviation = sqrt(rows * (1 - hits))
+    multiply = sum(_expert_us(config, max(1.0, rows + at * deviation)) for at in SPREAD) / len(SPREAD)
+    read = _weight_bytes(config) / (READ_GBS * READ_PART[config.block_m]) / 1e3
+    combine = num_tokens * (2 * config.num_topk + 2) * config.hidden / COMBINE_GBS / 1e3
+    tiles = config.l1_n_tiles + config.l2_n_tiles
+    tail = _tiles_us(config, K_BLOCK_US[config.block_m]) / tiles / 2
+    return START_US + touched * max(read, multiply / NUM_SMS) + tail + combine
 
 
-def variant_configs(geometry: "_C.Config") -> list["_C.Config"]:
-    """One configuration per bound class. `geometry` has every field set but ring_rows and the variant fields."""
-    shape = (geometry.num_experts, geometry.num_topk)
-    bounds = bound_classes(*shape, geometry.max_tokens_per_rank, geometry.num_ranks)
+def best_candidate(geometry: "_C.Config", num_tokens: int, block_m: int | None = None) -> Candidate:
+    """The smallest score at `num_tokens` tokens per rank, of the candidates with `block_m` if that is given.
+
+    Where scores are too close: the smallest tile that holds the rows an expert expects, or else the largest.
+    """
+    allowed = [candidate for candidate in CANDIDATES if block_m in (None, candidate.block_m)] or CANDIDATES
+    scores = [expected_us(geometry.replace(**candidate._asdict()), num_tokens) for candidate in allowed]
+    close = [each for each, score in zip(allowed, scores, strict=True) if score <= min(scores) * (1 + NOISE)]
+    rows = _rows_of_expert(geometry, num_tokens)
+    return next((candidate for candidate in close if rows <= candidate.block_m), close[-1])
+
+
+def bound_classes(geometry: "_C.Config") -> tuple[int, ...]:
+    """Ascending token bounds per rank; a `num_tokens_bound` belongs to the first class that is not below it.
+
+    At most two: the candidate of the largest bound serves all bounds from which on it is the best. A class ends where
+    an expert expects a whole number of smallest tiles, as one more token begins tiles that are read but hardly filled.
+    """
+    most = geometry.max_tokens_per_rank
+    last = best_candidate(geometry, most)
+
+    def bound_of(tiles: int) -> int:
+        """The most tokens with which an expert expects no more rows than these tiles hold."""
+        return tiles * CANDIDATES[0].block_m * geometry.num_experts // (geometry.num_ranks * geometry.num_topk)
+
+    tiles = range(ceil(_rows_of_expert(geometry, most) / CANDIDATES[0].block_m))
+    ends = bisect_left(tiles, True, lo=1, key=lambda count: best_candidate(geometry, bound_of(count)) == last) - 1
+    small = bound_of(ends)
+    return (small, most) if 1 <= small < most else (most,)
+
+
+def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list["_C.Config"]:
+    """One configuration per bound class. `geometry` has every field set but ring_rows and the variant fields.
+
+    `overrides` are fields to force; what follows from them (the order that goes with a tile, the ring) follows.
+    """
     variants = []
-    for index, bound in enumerate(bounds):
-        block_m = block_m_of(bound, *shape, geometry.num_ranks)
-        most = geometry.max_blocks_of(block_m)
-        variants.append(
-            geometry.replace(
-                bound_class=index,
-                block_m=block_m,
-                lag_blocks=min(LAG_BLOCKS[block_m], most),
-                unit_blocks=min(UNIT_BLOCKS, most),
-            )
+    for index, bound in enumerate(bound_classes(geometry)):
+        chosen = best_candidate(geometry, bound, overrides.get("block_m"))
+        most = geometry.max_blocks_of(chosen.block_m)
+        fields = dict(
+            block_m=chosen.block_m,
+            lag_blocks=min(chosen.lag_blocks, most),
+            unit_blocks=min(chosen.unit_blocks, most),
         )
-    ring_rows = max(_rows_needed(variant) for variant in variants)
+        variants.append(geometry.replace(bound_class=index, **{**fields, **overrides}))
+    ring_rows = overrides.get("ring_rows") or max(_ring_rows(variant) for variant in variants)
     return [variant.replace(ring_rows=ring_rows) for variant in variants]
 
 
-def _rows_needed(variant: "_C.Config") -> int:
+def _ring_rows(variant: "_C.Config") -> int:
     """Rows that hold the lag and the unit, or the whole pool when that is smaller."""
     blocks = min(variant.lag_blocks + variant.unit_blocks, variant.max_blocks_of(variant.block_m))
     return -(-blocks * variant.block_m // RING_ALIGNMENT) * RING_ALIGNMENT
+
+
+def _rows_of_expert(config: "_C.Config", num_tokens: int) -> float:
+    return num_tokens * config.num_ranks * config.num_topk / config.num_experts
+
+
+def _expert_us(config: "_C.Config", rows: float) -> float:
+    """All tiles of one expert, one after the other."""
+    blocks, rest = divmod(rows, config.block_m)
+    full = _tiles_us(config, K_BLOCK_US[config.block_m])
+    if rest == 0:
+        return blocks * full
+    half = config.block_m > HALF_TILE and rest <= HALF_TILE
+    return blocks * full + (_tiles_us(config, HALF_K_BLOCK_US) if half else full)
+
+
+def _tiles_us(config: "_C.Config", k_block_us: float) -> float:
+    """The tiles of one row block, L1 and L2."""
+    return _k_blocks(config) * k_block_us + (config.l1_n_tiles + config.l2_n_tiles) * TILE_US
+
+
+def _weight_bytes(config: "_C.Config") -> int:
+    """Of one expert, padded to tiles."""
+    return _k_blocks(config) * _C.kBlockN * _C.kBlockK
+
+
+def _k_blocks(config: "_C.Config") -> int:
+    """Of all tiles of one row block."""
+    return config.l1_n_tiles * config.l1_k_blocks + config.l2_n_tiles * config.l2_k_blocks

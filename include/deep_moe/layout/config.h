@@ -41,7 +41,6 @@ struct MegaMoeConfig {
     u32 block_m = 64;     // rows of a tile: 64 or 128
     u32 lag_blocks = 4;   // how many row blocks L2 starts behind L1
     u32 unit_blocks = 4;  // consecutive row blocks of an expert that share weight tiles in L2 cache
-    u32 cluster_size = 1;  // CTAs that share what they load by multicast: 1 or 2
     u32 trace_events = 0;  // events that a warp can record (pipe/trace.h); 0: the kernel has no trace code
 
     constexpr bool operator==(const MegaMoeConfig&) const = default;
@@ -78,7 +77,6 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
     if (c.max_recv_rows() > 0x7fffffffull) return "num_ranks * max_tokens_per_rank * num_topk must be below 2^31";
     if (c.block_m != 64 && c.block_m != 128) return "block_m must be 64 or 128";
     if (c.ring_rows == 0 || c.ring_rows % 128 != 0) return "ring_rows must be a positive multiple of 128";
-    if (c.cluster_size != 1 && c.cluster_size != 2) return "cluster_size must be 1 or 2";
     if (c.lag_blocks < 1 || c.unit_blocks < 1) return "lag_blocks and unit_blocks must be at least 1";
     // Order argument of the ring (sched/task_order.h): L1 is never more than lag + unit - 1 blocks ahead of L2.
     if (c.ring_blocks() < c.lag_blocks + c.unit_blocks - 1 && c.ring_blocks() < c.max_blocks_of(c.block_m))

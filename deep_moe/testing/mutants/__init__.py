@@ -1,0 +1,10 @@
+"""Small mutants of the device headers, for the mutation test: each plants a fault that the suite must notice."""
+
+from .exchange import EXCHANGE
+from .mutant import Mutant
+from .pipeline import PIPELINE
+from .tiles import TILES
+
+MUTANTS = (*PIPELINE, *EXCHANGE, *TILES)
+
+__all__ = ["MUTANTS", "Mutant"]

@@ -1,0 +1,212 @@
+"""Faults inside a CTA: barriers, rings, tasks, the order of tiles, loading and announcing."""
+
+from .mutant import Mutant
+
+PIPELINE = (
+    # Waiting and rings
+    Mutant(
+        "wait_word: acquire -> relaxed",
+        "comm/wait.h",
+        "hw::load_acquire<kScope>(word)",
+        "hw::load_relaxed<kScope>(word)",
+        2,
+    ),
+    Mutant(
+        "wait_barrier: no wait",
+        "comm/wait.h",
+        "    u64* barrier = ctx.barrier(index);\n",
+        "    return;\n    u64* barrier = ctx.barrier(index);\n",
+    ),
+    Mutant(
+        "ring: consumer parity flipped",
+        "pipe/ring.h",
+        "full_parity() const { return phase; }",
+        "full_parity() const { return phase ^ 1; }",
+    ),
+    Mutant(
+        "ring: producer parity flipped",
+        "pipe/ring.h",
+        "empty_parity() const { return phase ^ 1; }",
+        "empty_parity() const { return phase; }",
+    ),
+    Mutant("ring: phase never flips", "pipe/ring.h", "phase ^= 1;", ""),
+    Mutant("ring: wraps one slot late", "pipe/ring.h", "if (++slot == kDepth)", "if (++slot == kDepth + 1)"),
+    Mutant(
+        "tasks: entry overwritten before it is released",
+        "pipe/tasks.h",
+        "        wait_barrier(ctx, ctx.barriers().task_empty(position.slot), position.empty_parity());\n",
+        "",
+    ),
+    Mutant(
+        "tasks: entry read before it is published",
+        "pipe/tasks.h",
+        "        wait_barrier(ctx, ctx.barriers().task_full(position.slot), position.full_parity());\n",
+        "",
+    ),
+    Mutant(
+        "tasks: entry published, but not announced",
+        "pipe/tasks.h",
+        "        hw::mbarrier_arrive(ctx.barrier(ctx.barriers().task_full(position.slot)));\n",
+        "",
+    ),
+    Mutant("tasks: released before all lanes have read", "pipe/tasks.h", "        hw::sync_warp();\n", ""),
+    Mutant(
+        "barriers: full expects one arrival",
+        "kernels/context.h",
+        "hw::mbarrier_init(barrier(barriers().full(i)), 2);",
+        "hw::mbarrier_init(barrier(barriers().full(i)), 1);",
+    ),
+    Mutant(
+        "barriers: empty expects one warp less",
+        "kernels/context.h",
+        "hw::mbarrier_init(barrier(barriers().empty(i)), kNumMathWarps);",
+        "hw::mbarrier_init(barrier(barriers().empty(i)), kNumMathWarps - 1);",
+    ),
+    Mutant("barriers: task_empty forgets LoadA", "kernels/context.h", "1 + kNumMathWarps", "kNumMathWarps"),
+    Mutant("barriers: not fenced before use", "kernels/context.h", "        hw::fence_mbarrier_init();\n", ""),
+    Mutant("epoch: of the last launch", "kernels/context.h", "->epoch) + 1", "->epoch)"),
+    Mutant("state: not published to the block", "kernels/sm90_fp8.cuh", "    hw::sync_block();\n", ""),
+    # Order
+    Mutant(
+        "order: L1 leads by one block more than the ring holds",
+        "sched/task_order.h",
+        "l1_.block - l2_.block < lag_blocks_",
+        "l1_.block - l2_.block <= lag_blocks_",
+    ),
+    Mutant(
+        "order: ring slot of the next block",
+        "sched/task_order.h",
+        "block % ring_blocks_}",
+        "(block + 1) % ring_blocks_}",
+    ),
+    # Loading
+    Mutant(
+        "loadB: schedule before the counts are there",
+        "roles/load.h",
+        "        wait_barrier(ctx, ctx.barriers().counts_ready(), 0);\n",
+        "",
+    ),
+    Mutant(
+        "load: stages overwritten before they are released",
+        "roles/load.h",
+        "            wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());\n",
+        "",
+        2,
+    ),
+    Mutant("loadB: scale record not expected", "roles/load.h", "kTileBytes + kRecordBytes", "kTileBytes"),
+    Mutant("loadA: scales not expected", "roles/load.h", "kTileBytes + kScaleBytes", "kTileBytes"),
+    Mutant(
+        "loadA: more bytes expected than come",
+        "roles/load.h",
+        "kTileBytes + kScaleBytes",
+        "kTileBytes + kScaleBytes + 16",
+    ),
+    Mutant("loadA: no proxy fence after the wait", "roles/load.h", "            hw::fence_proxy_async();\n", ""),
+    Mutant("loadA: starts at the first row or L1 tile", "roles/load.h", "return n == count;", "return n >= 1;"),
+    Mutant("loadA: L1 one row short", "roles/load.h", "? task.rows :", "? task.rows - 1 :"),
+    Mutant("loadA: L2 one L1 tile short", "roles/load.h", ": kConfig.l1_n_tiles();", ": kConfig.l1_n_tiles() - 1;"),
+    Mutant(
+        "loadA: peek relaxed",
+        "roles/load.h",
+        "hw::load_acquire<hw::Scope::Gpu>(ready)",
+        "hw::load_relaxed<hw::Scope::Gpu>(ready)",
+    ),
+    # Places of the order
+    Mutant(
+        "places: counter not cleared",
+        "roles/dispatch.h",
+        "        if (hw::block_idx() == 0 && hw::lane_idx() == 0) hw::store(ctx.places_taken(ctx.epoch() + 1), 0u);\n",
+        "",
+    ),
+    Mutant(
+        "places: own counter cleared",
+        "roles/dispatch.h",
+        "hw::store(ctx.places_taken(ctx.epoch() + 1), 0u);",
+        "hw::store(ctx.places_taken(ctx.epoch()), 0u);",
+    ),
+    Mutant(
+        "places: counted in the other bank",
+        "roles/load.h",
+        "ctx.places_taken(ctx.epoch())",
+        "ctx.places_taken(ctx.epoch() + 1)",
+    ),
+    Mutant("places: one bank", "kernels/context.h", "->places_taken + (epoch & 1)", "->places_taken"),
+    Mutant("places: one skipped", "roles/load.h", "return hw::grid_dim() + hw::", "return hw::grid_dim() + 1 + hw::"),
+    Mutant(
+        "places: one taken twice", "roles/load.h", "return hw::grid_dim() + hw::", "return hw::grid_dim() - 1 + hw::"
+    ),
+    Mutant(
+        "places: two asked for at once",
+        "roles/load.h",
+        "ctx.places_taken(ctx.epoch()), 1)",
+        "ctx.places_taken(ctx.epoch()), 2)",
+    ),
+    # Announcing stored tiles
+    Mutant(
+        "announce: not before a wait",
+        "roles/load.h",
+        "                announce(ctx, finished, entry);  // what",
+        "                // what",
+    ),
+    Mutant("announce: not at the end", "roles/load.h", "return announce(ctx, finished, entry);", "return;"),
+    Mutant(
+        "announce: not after a short tile",
+        "roles/load.h",
+        "        announce(ctx, finished, entry);\n    }\n",
+        "    }\n",
+    ),
+    Mutant(
+        "announce: before the math warps have stored",
+        "roles/load.h",
+        "        wait_barrier(ctx, ctx.barriers().task_empty(next.slot), next.full_parity());\n",
+        "",
+    ),
+    Mutant(
+        "announce: when the math warps have begun the tile",
+        "roles/load.h",
+        "task_empty(next.slot), next.full_parity());",
+        "task_empty((next.slot + kTaskDepth - 1) % kTaskDepth), next.phase ^ u32(next.slot == 0));",
+    ),
+    Mutant(
+        "announce: parity flipped",
+        "roles/load.h",
+        "task_empty(next.slot), next.full_parity());",
+        "task_empty(next.slot), next.empty_parity());",
+    ),
+    Mutant("announce: relaxed", "roles/load.h", "hw::add_release_gpu(finished", "hw::atomic_add_relaxed_gpu(finished"),
+    Mutant("announce: as two tiles", "roles/load.h", "(finished.done, 1)", "(finished.done, 2)"),
+    Mutant("announce: again and again", "roles/load.h", "        finished.done = nullptr;\n", ""),
+    Mutant("announce: of the next block", "roles/load.h", "done_word(ctx, task);", "done_word(ctx, task) + 1;"),
+    # The second warpgroup's distance
+    Mutant(
+        "lead: never announced",
+        "roles/math.h",
+        "                    if (kLeads && kb + 1 == kLead && tile.warpgroup == 0 && hw::lane_idx() == 0)\n"
+        "                        hw::mbarrier_arrive(ctx.barrier(ctx.barriers().lead()));\n",
+        "",
+    ),
+    Mutant(
+        "lead: announced by three warps",
+        "roles/math.h",
+        "tile.warpgroup == 0 && hw::lane_idx() == 0)",
+        "tile.warpgroup == 0 && hw::lane_idx() == 0 && hw::warp_idx() % 4 != 0)",
+    ),
+    Mutant(
+        "lead: announced by both warpgroups",
+        "roles/math.h",
+        "tile.warpgroup == 0 && hw::lane_idx() == 0)",
+        "hw::lane_idx() == 0)",
+    ),
+    Mutant(
+        "lead: expects three warps",
+        "kernels/context.h",
+        "kNumMathWarps / kNumMathWarpgroups);",
+        "kNumMathWarps / kNumMathWarpgroups - 1);",
+    ),
+    Mutant("lead: announced in every K block", "roles/math.h", "kb + 1 == kLead", "kb + 1 >= kLead"),
+    Mutant("lead: parity flipped", "roles/math.h", "lead(), tiles & 1)", "lead(), ~tiles & 1)"),
+    Mutant("lead: parity never flips", "roles/math.h", "lead(), tiles & 1)", "lead(), 0)"),
+    Mutant(
+        "lead: in tiles shorter than the ring", "roles/math.h", "l2_k_blocks()) >= kStages;", "l2_k_blocks()) >= 1;"
+    ),
+)

@@ -1,0 +1,185 @@
+"""Faults in what a tile computes: wgmma, promotion, epilogues, combine."""
+
+from .mutant import Mutant
+
+TILES = (
+    # Math
+    Mutant("mma: not committed", "mma/promote.h", "    hw::wgmma_commit();\n", ""),
+    Mutant("mma: registers not fenced", "mma/promote.h", "    hw::wgmma_fence();\n", ""),
+    Mutant("mma: first instruction accumulates", "mma/promote.h", "k != 0", "true"),
+    Mutant("mma: descriptor not advanced along K", "mma/promote.h", "advance_descriptor(desc_b, k)", "desc_b"),
+    Mutant("mma: half of the scale group", "mma/promote.h", "k < kBlockK", "k < kBlockK / 2"),
+    Mutant("mma: scales of the other row", "mma/promote.h", "row = i / 2 % 2", "row = i % 2"),
+    Mutant("mma: partial replaces the sum", "mma/promote.h", ", sum[i]);", ", 0.0f);"),
+    Mutant(
+        "descriptor: stride of 8-row groups", "mma/descriptor.h", "kSwizzleAtomBytes >> 4", "kSwizzleAtomBytes >> 5"
+    ),
+    Mutant("descriptor: 64-byte swizzle", "mma/descriptor.h", "kSwizzle128 = 1", "kSwizzle128 = 2"),
+    Mutant("math: partial read while it is computed", "roles/math.h", "hw::wgmma_wait<0>();", "hw::wgmma_wait<1>();"),
+    Mutant(
+        "math: stage released before the last piece",
+        "roles/math.h",
+        "if (p + 1 == kPieces) {",
+        "if (p == 0) {",
+    ),
+    Mutant(
+        "math: stage released before all lanes have read scales",
+        "roles/math.h",
+        "        hw::sync_warp();\n        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
+        "        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
+    ),
+    Mutant(
+        "math: tile does not wait for its stage",
+        "roles/math.h",
+        "            wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());\n",
+        "",
+    ),
+    Mutant(
+        "math: row meta data loaded before the rows are there",
+        "roles/math.h",
+        "        wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());\n        ctx.trace",
+        "        ctx.trace",
+    ),
+    Mutant(
+        "math: row meta data of the first row for both",
+        "epi/accumulator.h",
+        "hw::load(block + tile.row(r))",
+        "hw::load(block + tile.row(0))",
+    ),
+    Mutant(
+        "math: one row too many is valid", "epi/accumulator.h", "tile.row(r) < task.rows", "tile.row(r) <= task.rows"
+    ),
+    # How the warpgroups share a tile
+    Mutant("split: by columns for any number of rows", "roles/math.h", "|| task.rows <= kWarpgroupRows", "|| true"),
+    Mutant(
+        "split: by columns for 72 rows",
+        "roles/math.h",
+        "|| task.rows <= kWarpgroupRows",
+        "|| task.rows <= kWarpgroupRows + 8",
+    ),
+    Mutant(
+        "split: both warpgroups take the first columns",
+        "epi/accumulator.h",
+        "kByColumns ? warpgroup * kPieces * kPieceN : 0",
+        "0",
+    ),
+    Mutant(
+        "split: columns of the other rows",
+        "epi/accumulator.h",
+        "kByColumns ? 0 : warpgroup * kWarpgroupRows",
+        "warpgroup * kWarpgroupRows",
+    ),
+    Mutant(
+        "split: maxima of a half tile",
+        "epi/swiglu_quantise.h",
+        "        if constexpr (ThreadTile<kSplit>::kByColumns) exchange(ctx, tile, amax, exchanges);\n",
+        "",
+    ),
+    Mutant(
+        "split: own maxima instead of the others'",
+        "epi/swiglu_quantise.h",
+        "(tile.warpgroup ^ 1) * 64",
+        "tile.warpgroup * 64",
+    ),
+    Mutant(
+        "split: scales of the upper rows not stored",
+        "epi/swiglu_quantise.h",
+        "!ThreadTile<kSplit>::kByColumns || tile.warpgroup == 0;",
+        "tile.warpgroup == 0;",
+    ),
+    Mutant(
+        "finish: arrivals relaxed",
+        "roles/math.h",
+        "hw::atomic_add_acq_rel<hw::Scope::Sys>(",
+        "hw::atomic_add_relaxed_gpu(",
+    ),
+    Mutant("finish: done flag is a plain store", "roles/math.h", "hw::store_release_sys(", "hw::store("),
+    Mutant(
+        "finish: done flag acquired with gpu scope",
+        "roles/math.h",
+        "wait_word<hw::Scope::Sys>",
+        "wait_word<hw::Scope::Gpu>",
+    ),
+    Mutant(
+        "finish: done flag of the last launch is enough",
+        "roles/math.h",
+        "i32(seen - epoch) >= 0",
+        "i32(seen - epoch) >= -1",
+    ),
+    Mutant(
+        "finish: counters not cleared",
+        "roles/math.h",
+        "        if (last && hw::lane_idx() == 0) hw::store(arrivals, 0u);\n",
+        "",
+    ),
+    Mutant(
+        "finish: epoch not advanced",
+        "roles/math.h",
+        "            hw::store(&header->epoch, epoch);",
+        "            hw::store(&header->epoch, epoch - 1);",
+    ),
+    Mutant("finish: first warp reports for all", "roles/math.h", "== expected - 1", "== 0"),
+    Mutant("finish: last warp but one reports for all", "roles/math.h", "== expected - 1", "== expected - 2"),
+    # Epilogues
+    Mutant(
+        "swiglu: maxima exchanged through one bank",
+        "epi/swiglu_quantise.h",
+        "exchanges % 2 * (kNumMathWarpgroups * 64)",
+        "0",
+    ),
+    Mutant(
+        "swiglu: maxima not awaited",
+        "epi/swiglu_quantise.h",
+        "        wait_barrier(ctx, ctx.barriers().amax(), exchanges % 2);\n",
+        "",
+    ),
+    Mutant(
+        "swiglu: maxima announced before all lanes have stored",
+        "epi/swiglu_quantise.h",
+        "        hw::sync_warp();\n        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
+        "        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
+    ),
+    Mutant(
+        "swiglu: maxima over half a quad",
+        "epi/swiglu_quantise.h",
+        "mask <= 2; mask *= 2) amax[r]",
+        "mask <= 1; mask *= 2) amax[r]",
+    ),
+    Mutant(
+        "swiglu: weight dropped",
+        "epi/swiglu_quantise.h",
+        "acc.sum[p][gate + 4], clamp), rows.meta[row].weight)",
+        "acc.sum[p][gate + 4], clamp), 1.0f)",
+    ),
+    Mutant(
+        "swiglu: gate clamped on both sides",
+        "epi/swiglu_quantise.h",
+        "gate = hw::min_nan(gate, clamp);",
+        "gate = hw::max_nan(hw::min_nan(gate, clamp), -clamp);",
+    ),
+    Mutant(
+        "scatter: to the wrong slot",
+        "epi/scatter.h",
+        "rows.meta[r].slot_row * u64(kConfig.hidden)",
+        "(rows.meta[r].slot_row ^ 1) * u64(kConfig.hidden)",
+    ),
+    Mutant("quad: second exchange skipped", "epi/quad.h", "bit <= 2", "bit <= 1"),
+    Mutant(
+        "combine: masked slots are added",
+        "comm/combine.h",
+        "            if (slots >> k & 1)\n                DM_UNROLL",
+        "            if (true)\n                DM_UNROLL",
+    ),
+    Mutant(
+        "combine: half of the columns",
+        "comm/combine.h",
+        "< kConfig.hidden)\n                hw::store(",
+        "< kConfig.hidden / 2)\n                hw::store(",
+    ),
+    Mutant(
+        "combine: experts of the item before",
+        "comm/combine.h",
+        "expert_of_lane(ctx, item + num_warps, items);",
+        "expert_of_lane(ctx, item, items);",
+    ),
+)
