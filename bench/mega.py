@@ -8,7 +8,9 @@ Every sample is one call with a cold L2 behind a sleeping kernel (timing.py); in
 One buffer with --max-tokens serves all rows, and num_tokens_bound is the class of the row's count. The result is
 checked against `deep_moe.reference` before anything is timed; a wrong one ends the bench with status 1. Times are
 medians, the slowest rank's. "floor" is max(weights / bandwidth, flops / peak, wire) with ceilings measured at the start
-(roofline.py).
+(roofline.py). "padded" is the work of the busiest rank: its experts' rows, each rounded up to 64 as kernels do, over
+the real rows of the average rank. With --routing zipf the n-th most popular expert is chosen in proportion to 1 / n,
+and a layer that is limited by the tensor cores should take as much longer as "padded" grows.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from timing import ColdTimer, Ranks, captured, host_us
 from tracing import TracedLaunches
 
 import deep_moe
-from deep_moe import reference, testing
+from deep_moe import _C, reference, testing
 
 TOKENS = "0,1,8,16,32,64,128,256,512,1024,2048,4096,8192"
 ERROR_BAR = {"zero-mean": 5e-3, "mean-0.3": 5e-3, "same-sign": 3e-3}
@@ -44,15 +46,18 @@ class Inputs:
     topk_weights: torch.Tensor  # f32 [T, K]
 
     @classmethod
-    def random(cls, problem, num_tokens: int, ranks: Ranks, distribution: str) -> "Inputs":
-        """Softmax top-k routing, as the competitors are timed with."""
+    def random(cls, problem, num_tokens: int, ranks: Ranks, distribution: str, routing: str) -> "Inputs":
+        """Softmax top-k routing, as the competitors are timed with; or other experts with their weights."""
         generator = testing.generator_of(1000 * num_tokens + ranks.rank, ranks.device)
         x = testing.DISTRIBUTIONS[distribution].draw(
             num_tokens, problem.hidden, generator=generator, device=ranks.device
         )
-        scores = torch.randn(num_tokens, problem.num_experts, generator=generator, device=ranks.device)
-        weights, ids = scores.softmax(-1).topk(problem.num_topk)
-        return cls(x.bfloat16(), ids, weights)
+        scores = torch.randn(num_tokens, problem.num_experts, generator=generator, device=ranks.device).softmax(-1)
+        if routing == "uniform":
+            ids = scores.topk(problem.num_topk).indices
+        else:
+            ids = testing.Routing.of(problem, ranks.size).zipf()(ranks.rank, num_tokens, generator)
+        return cls(x.bfloat16(), ids, scores.gather(1, ids))
 
     def staged(self, num_experts: int) -> reference.Staged:
         return reference.stage(self.x, self.topk_idx, self.topk_weights, num_experts)
@@ -85,6 +90,18 @@ class Truth:
         }
 
 
+def padded_work(topk_idx_of_ranks: list[torch.Tensor], num_experts: int) -> float:
+    """Rows that the busiest rank multiplies, over the real rows of the average rank; 1 without rows.
+
+    Those of an expert are rounded up to 64 with both tile heights: a last block of so few is half a 128-row tile.
+    """
+    ids = torch.cat([idx.flatten() for idx in topk_idx_of_ranks])
+    rows = torch.bincount(ids[ids >= 0], minlength=num_experts)
+    filled = -(-rows // _C.kMinBlockM) * _C.kMinBlockM
+    busiest = int(filled.view(len(topk_idx_of_ranks), -1).sum(1).max())
+    return busiest * len(topk_idx_of_ranks) / int(rows.sum()) if rows.any() else 1.0
+
+
 class Bench:
     """One shape: our buffer and weights, the peers', and the weights of all ranks for the reference."""
 
@@ -113,7 +130,7 @@ class Bench:
 
     def row(self, num_tokens: int) -> dict:
         """Check and time one token count."""
-        inputs = Inputs.random(self.problem, num_tokens, self.ranks, self.args.distribution)
+        inputs = Inputs.random(self.problem, num_tokens, self.ranks, self.args.distribution, self.args.routing)
         staged = inputs.staged(self.problem.num_experts)
         bound = self.bound_of(num_tokens)
         y = torch.empty(num_tokens, self.shape.hidden, dtype=torch.bfloat16, device=self.ranks.device)
@@ -174,6 +191,8 @@ class Bench:
             "tokens": num_tokens,
             "bound": bound,
             "block_m": self.configs[bound].block_m,
+            "routing": self.args.routing,
+            "padded": padded_work(ids, self.problem.num_experts),
             "us": us,
             "graph_us": times["graph_us"],
             "host_us": host,
@@ -197,17 +216,17 @@ class Bench:
 
 
 HEADER = (
-    f"{'shape':6} {'R':>2} {'T':>5} {'bound/bm':>9} {'us':>8} {'graph':>8} {'host':>5} {'TFLOPS':>7} {'wGB/s':>6} "
-    f"{'nvGB/s':>6} {'floor':>7} {'part':>5} {'error':>8} {'to f64':>8}"
+    f"{'shape':6} {'R':>2} {'T':>5} {'bound/bm':>9} {'padded':>6} {'us':>8} {'graph':>8} {'host':>5} {'TFLOPS':>7} "
+    f"{'wGB/s':>6} {'nvGB/s':>6} {'floor':>7} {'part':>5} {'error':>8} {'to f64':>8}"
 )
 
 
 def line(row: dict) -> str:
     text = (
-        f"{row['shape']:6} {row['ranks']:2} {row['tokens']:5} {row['bound']:5}/{row['block_m']:<3} {row['us']:8.1f} "
-        f"{row['graph_us']:8.1f} {row['host_us']:5.1f} {row['tflops']:7.1f} {row['weight_gbs']:6.0f} "
-        f"{row['nvlink_gbs']:6.0f} {row['floor_us']:7.1f} {row['of_floor']:5.2f} {row['error']:8.1e} "
-        f"{row['error_to_float64']:8.1e}"
+        f"{row['shape']:6} {row['ranks']:2} {row['tokens']:5} {row['bound']:5}/{row['block_m']:<3} "
+        f"{row['padded']:6.2f} {row['us']:8.1f} {row['graph_us']:8.1f} {row['host_us']:5.1f} {row['tflops']:7.1f} "
+        f"{row['weight_gbs']:6.0f} {row['nvlink_gbs']:6.0f} {row['floor_us']:7.1f} {row['of_floor']:5.2f} "
+        f"{row['error']:8.1e} {row['error_to_float64']:8.1e}"
     )
     for name, peer in row["peers"].items():
         far = "" if peer["error_to_float64"] < PEER_ERROR_BAR else " (!)"
@@ -227,6 +246,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--experts-per-rank", type=int, help="instead of the shape's own slice")
     parser.add_argument("--max-tokens", type=int, default=8192, help="of the one buffer (default %(default)s)")
     parser.add_argument("--distribution", default="zero-mean", choices=list(testing.DISTRIBUTIONS))
+    parser.add_argument("--routing", default="uniform", choices=["uniform", "zipf"], help="default %(default)s")
     parser.add_argument("--repeats", type=int, default=11, help="samples per median (default %(default)s)")
     parser.add_argument("--num-sms", type=int, help="limit of the grid")
     parser.add_argument("--peers", default="", help="public competitors, of: " + ", ".join(peers.PEERS))
@@ -256,7 +276,7 @@ def run(ranks: Ranks, args: argparse.Namespace) -> list[dict]:
     ceilings = roofline.measure(ranks)
     ranks.print(
         f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, deep_moe {deep_moe.__version__}, "
-        f"{args.distribution}; ceilings {asdict(ceilings)}"
+        f"{args.distribution}, {args.routing} routing; ceilings {asdict(ceilings)}"
     )
     ranks.print(HEADER)
     rows: list[dict] = []

@@ -73,6 +73,10 @@ LAYERS = (
     Layer((0, 9), "with_holes"),
     Layer((66, 20), "to_rank", 1),  # one or two row blocks of 64 for an expert, or one for each of many
 )
+FULL_TILES = (
+    Layer((0, 9), "with_holes"),
+    Layer((40, 36), "to_rank", 1),  # about 150 rows for either of its experts: a full tile of 128 and less than a half
+)
 CASES = (
     Case("64-row tiles", 64, LAYERS),
     # Only the ring of tasks holds the scheduler back, and every CTA has counters to clear.
@@ -80,9 +84,9 @@ CASES = (
     Case("64-row tiles, clamp", 64, LAYERS[1:2], clamp=0.4),
     Case("128-row tiles, clamp", 128, LAYERS, clamp=0.4),
     Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], num_sms=3),
-    # Tiles of more K blocks than stages: the warpgroups keep their distance, stored tiles are announced in mid-tile.
-    Case("128-row tiles, many K blocks", 128, LAYERS[::2], experts=4, hidden=640, intermediate=528),
-    Case("64-row tiles, many K blocks", 64, LAYERS[1:], experts=4, hidden=704, intermediate=528),
+    # Tiles of more K blocks than stages: the warpgroups keep their distance, tiles are announced during the next one.
+    Case("128-row tiles, many K blocks", 128, FULL_TILES, experts=4, hidden=640, intermediate=528),
+    Case("64-row tiles, many K blocks", 64, LAYERS[1:], hidden=704),
 )
 
 

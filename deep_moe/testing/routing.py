@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deep_moe.testing.inputs import generator_of
+
 Pattern = Callable[[int, int, torch.Generator], Tensor]
 
 
@@ -29,6 +31,22 @@ class Routing:
         """Distinct experts per token, as a router's top-k gives."""
         scores = torch.rand(num_tokens, self.num_experts, generator=generator)
         return scores.topk(min(self.num_topk, self.num_experts), 1).indices
+
+    def zipf(self, exponent: float = 1.0, seed: int = 0) -> Pattern:
+        """Distinct experts of unequal popularity: the n-th of them is chosen in proportion to n ** -exponent.
+
+        Which expert is the n-th follows from the seed, so that all ranks agree. Drawn where the generator is.
+        """
+        popularity = torch.arange(1, self.num_experts + 1).log().mul(-exponent)
+        popularity = popularity[torch.randperm(self.num_experts, generator=generator_of(seed))]
+
+        def pattern(rank: int, num_tokens: int, generator: torch.Generator) -> Tensor:
+            # The largest of log-probabilities plus Gumbel noise are a sample without replacement.
+            waits = torch.empty(num_tokens, self.num_experts, device=generator.device).exponential_(generator=generator)
+            scores = popularity.to(generator.device) - waits.log()
+            return scores.topk(min(self.num_topk, self.num_experts), 1).indices
+
+        return pattern
 
     def duplicates(self, rank: int, num_tokens: int, generator: torch.Generator) -> Tensor:
         """Independent slots: experts repeat within a token."""

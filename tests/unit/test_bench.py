@@ -1,20 +1,42 @@
-"""The arithmetic of bench/: floors and ratios must not flatter."""
+"""bench/ without a GPU: floors and ratios must not flatter, and a sweep must not compare wrong kernels."""
 
-import importlib.util
+import importlib
+import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import deep_moe
+from deep_moe import reference, testing
+
 BENCH = Path(__file__).parents[2] / "bench"
+
+
+def bench_module(name: str):
+    """The scripts of bench/ import each other as neighbours."""
+    sys.path.insert(0, str(BENCH))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCH))
 
 
 @pytest.fixture(scope="module")
 def shapes():
-    spec = importlib.util.spec_from_file_location("bench_shapes", BENCH / "shapes.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return bench_module("shapes")
+
+
+@pytest.fixture(scope="module")
+def mega():
+    return bench_module("mega")
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return bench_module("sweep")
 
 
 @pytest.fixture
@@ -55,3 +77,151 @@ def test_unknown_shapes_are_named(shapes):
     with pytest.raises(SystemExit, match="nope.*flash"):
         shapes.shape_of("nope", None)
     assert shapes.shape_of("v3", 4).experts_per_rank == 4
+
+
+@pytest.mark.parametrize(
+    "ids, padded",
+    [
+        ([[[0, 1]], [[2, 3]]], 64.0),  # every row fills a block of its own
+        ([[[0, 0]] * 64, [[-1, -1]] * 64], 2.0),  # all rows on one of two ranks
+        ([[[0, 1]] * 64, [[2, 3]] * 64], 1.0),
+        ([[[0, 1]] * 65, [[2, 3]] * 63], 256 / 128),
+        ([[[-1, -1]], [[-1, -1]]], 1.0),
+    ],
+)
+def test_padded_work_of_the_busiest_rank(mega, ids, padded):
+    """4 experts on 2 ranks."""
+    assert mega.padded_work([torch.tensor(each) for each in ids], 4) == padded
+
+
+class OneRank:
+    """Stands in for timing.Ranks."""
+
+    rank, size, group, device = 0, 1, None, torch.device("cpu")
+
+    def __init__(self):
+        self.printed = []
+
+    def max(self, values):
+        return values
+
+    def print(self, text):
+        self.printed.append(text)
+
+
+def test_inputs_follow_the_routing(mega):
+    problem = deep_moe.Problem(num_experts=32, num_topk=4, hidden=128, intermediate=64, max_tokens_per_rank=4096)
+    uniform, zipf = (
+        mega.Inputs.random(problem, 4096, OneRank(), "zero-mean", routing) for routing in ("uniform", "zipf")
+    )
+    assert torch.equal(uniform.x, zipf.x)
+    for inputs in (uniform, zipf):
+        assert inputs.topk_weights.shape == (4096, 4) and (inputs.topk_weights > 0).all()
+    assert mega.padded_work([uniform.topk_idx], 32) < 1.1
+    assert uniform.topk_idx.flatten().bincount().max() < 600 < 2000 < zipf.topk_idx.flatten().bincount().max()
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--set", "block_m"], "'block_m' is not FIELD=A,B"),
+        (["--set", "block_m=64,x"], "'block_m=64,x' is not FIELD=A,B"),
+        (["--set", "=1"], "names no field"),
+        (["--set", "lag_blocks=8,8"], "a value twice"),
+        (["--set", "lag_blocks=8", "--set", "lag_blocks=9"], "a field twice: lag_blocks"),
+        (["--tokens", "1,9000"], "9000.*8192"),
+        (["--tokens", "-1"], "from 0"),
+        (["--repeats", "0"], "--repeats 0"),
+        (["--routing", "even"], "zipf"),
+    ],
+)
+def test_sweep_refuses_nonsense(sweep, capsys, argv, words):
+    with pytest.raises(SystemExit):
+        sweep.arguments(argv)
+    assert re.search(words, capsys.readouterr().err)
+
+
+FLASH = deep_moe.Problem(num_experts=32, num_topk=6, hidden=4096, intermediate=2048, max_tokens_per_rank=8192)
+
+
+def test_candidates_of_a_sweep(sweep):
+    left_out = []
+    settings = {"block_m": [64, 96], "lag_blocks": [8, 16]}
+    found = sweep.candidates(FLASH, settings, 1, left_out.append)
+    assert [each.name for each in found] == ["default", "block_m=64 lag_blocks=8", "block_m=64 lag_blocks=16"]
+    assert len(left_out) == 2 and "block_m=96 lag_blocks=8 left out: block_m must be 64 or 128" in left_out[0]
+    assert [found[1].config_of(tokens, 1).bound_class for tokens in (0, 341, 342, 8192)] == [0, 0, 1, 1]
+    assert [each.name for each in sweep.candidates(FLASH, {}, 1, left_out.append)] == ["default"]
+    for settings, words in (
+        ({"block": [64]}, "'block'; allowed: .*block_m"),
+        ({"lag_blocks": [0]}, "lag_blocks.* is 0"),
+    ):
+        with pytest.raises(SystemExit, match=words):
+            sweep.candidates(FLASH, settings, 1, left_out.append)
+
+
+def test_table_of_a_sweep(sweep):
+    """The default first, then by time, each with the variant that ran."""
+    found = sweep.candidates(FLASH, {"block_m": [64, 128]}, 1, print)
+    times = {"default": 200.0, "block_m=64": 300.0, "block_m=128": 100.0}
+    title, header, *rows = (line.split() for line in sweep.table(found, times, 1024, 1).splitlines())
+    assert "1024" in title and header == ["us", "ratio", "score", "bm", "lag", "unit", "ring", "candidate"]
+    assert [(row[0], row[1], row[3], row[-1]) for row in rows] == [
+        ("200.0", "1.000", "128", "default"),
+        ("100.0", "0.500", "128", "block_m=128"),
+        ("300.0", "1.500", "64", "block_m=64"),
+    ]
+    assert rows[0][2] == rows[1][2] < rows[2][2]  # the scores, of equal length
+
+
+class FakeBuffer:
+    """Holds what was staged; `fault` is added to what comes out."""
+
+    fault = {}
+
+    def __init__(self, group, problem):
+        self.problem, self.destroyed = problem, False
+
+    def destroy(self):
+        self.destroyed = True
+
+
+@pytest.fixture
+def fake_layer(monkeypatch, sweep, shapes):
+    """A sweep of a small shape whose kernels are the reference, and whose clock counts."""
+    shape = shapes.Shape("tiny", hidden=128, intermediate=128, topk=2, experts_per_rank=4)
+    args = sweep.arguments(["--max-tokens", "300", "--tokens", "0,70", "--set", "lag_blocks=2,3", "--repeats", "1"])
+
+    def stage(buffer, *inputs):
+        buffer.staged = reference.stage(*inputs, 4)
+
+    def call(y, l1, l2, buffer, num_tokens_bound):
+        weights = testing.random_weights(buffer.problem, "zero-mean", seed=0, device="cpu")
+        y.copy_(reference.layer(buffer.staged, weights.gate_up, weights.down, None))
+        y += FakeBuffer.fault.get(dict(buffer.problem.overrides).get("lag_blocks"), 0.0)
+
+    def medians(calls, repeats):
+        return {name: 10.0 + index for index, name in enumerate(calls)}
+
+    monkeypatch.setattr(FakeBuffer, "fault", {})
+    monkeypatch.setattr(deep_moe, "SymmBuffer", FakeBuffer)
+    monkeypatch.setattr(deep_moe, "stage", stage)
+    monkeypatch.setattr(deep_moe, "fp8_mega_moe", call)
+    monkeypatch.setattr(sweep, "ColdTimer", lambda ranks: SimpleNamespace(medians=medians))
+    return sweep.Sweep(shape, OneRank(), args)
+
+
+def test_a_sweep_times_what_is_right(fake_layer):
+    for tokens in (0, 70):
+        text = fake_layer.run(tokens)
+        assert [line.split()[0] for line in text.splitlines()[2:]] == ["10.0", "11.0", "12.0"]
+        assert text.splitlines()[-1].endswith("lag_blocks=3")
+    fake_layer.close()
+    assert all(buffer.destroyed for buffer in fake_layer.buffers.values())
+
+
+@pytest.mark.parametrize("field, words", [(None, "default is wrong with 70"), (3, "lag_blocks=3.*not the bits")])
+def test_a_sweep_ends_at_a_wrong_result(fake_layer, field, words):
+    FakeBuffer.fault[field] = 0.5
+    with pytest.raises(SystemExit, match=words):
+        fake_layer.run(70)

@@ -1,7 +1,13 @@
-"""The tile order: every tile exactly once, and nothing waits for a later tile, for any routing, lag and ring."""
+"""The tile order: every tile exactly once, and nothing waits for a later tile, for any routing, lag and ring.
 
+CTAs that take places of the order as they get ready finish for any timing, soon, and at the same time.
+"""
+
+import heapq
 import itertools
 import random
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
@@ -125,3 +131,129 @@ def test_a_ring_too_small_for_the_lag_is_refused(ring, lag, unit):
     assert "ring" in config.error()
     with pytest.raises(ValueError, match="ring"):
         _C.task_order(config, [64, 0, 0, 0])
+
+
+class Timing(NamedTuple):
+    """How long things take, in any unit. Called for every tile, with its CTA, for every pulled row, for every CTA."""
+
+    tile: Callable[[int], float] = lambda cta: 1.0
+    row: Callable[[], float] = lambda: 0.005
+    start: Callable[[], float] = lambda: 0.0  # of a CTA
+    ahead: int = 0  # how many tiles before it is ready for it a CTA takes a place
+
+
+class Simulation:
+    """CTAs at work. Mirrors roles/load.h and comm/pull.h; the emulator runs those themselves, but on a few CTAs only.
+
+    CTA c's first place is c; further ones come from a counter of all CTAs, and a CTA computes the tiles of its places
+    in ascending order. Its two pull warps take rows w, w + warps, ... A row waits until the block that had its ring
+    slot before is through with L2, an L1 tile for the rows of its block, an L2 tile for all L1 tiles of its block.
+
+    Every time is computed from earlier steps: waiting for a tile that nobody has taken yet is a failure, even where
+    another CTA would come and take it.
+    """
+
+    def __init__(self, config: _C.Config, rows: list[int], num_ctas: int, timing: Timing, order=_C.task_order):
+        self.timing = timing
+        self.ring_blocks = config.ring_rows // config.block_m
+        self.block_rows = [min(config.block_m, n - first) for n in rows for first in range(0, n, config.block_m)]
+        self.stored = {(phase, b): [] for phase in (1, 2) for b in range(len(self.block_rows))}  # times, by tile
+        self.arrived: list[float] = []  # time of each block's last row
+        self.pulled_rows = 0
+        self.pull_warps = [0.0] * (2 * num_ctas)  # free from when on
+        self.ctas = [[timing.start()] for _ in range(num_ctas)]  # start, then the times when its tiles are stored
+
+        asking = []  # (time, CTA)
+        for place, (phase, _, block, *_rest) in enumerate(order(config, rows)):
+            cta = place if place < num_ctas else heapq.heappop(asking)[1]
+            done = self.ctas[cta]
+            ready = self.rows_arrived(block) if phase == 1 else self.all_stored(1, block, tiles=3)
+            done.append(max(ready, done[-1]) + timing.tile(cta))
+            self.stored[phase, block].append(done[-1])
+            heapq.heappush(asking, (done[max(0, len(done) - 1 - timing.ahead)], cta))
+
+    def all_stored(self, phase: int, block: int, tiles: int) -> float:
+        assert len(self.stored[phase, block]) == tiles, "waits for a tile that nobody has taken: a dead-lock"
+        return max(self.stored[phase, block])
+
+    def rows_arrived(self, block: int) -> float:
+        """Pulls the rows up to this block's last."""
+        while len(self.arrived) <= block:
+            b = len(self.arrived)
+            slot_free = self.all_stored(2, b - self.ring_blocks, tiles=2) if b >= self.ring_blocks else 0.0
+            last = 0.0
+            for _ in range(self.block_rows[b]):
+                warp = self.pulled_rows % len(self.pull_warps)
+                self.pull_warps[warp] = max(self.pull_warps[warp], slot_free) + self.timing.row()
+                last = max(last, self.pull_warps[warp])
+                self.pulled_rows += 1
+            self.arrived.append(last)
+        return self.arrived[block]
+
+    @property
+    def num_tiles(self) -> int:
+        return sum(map(len, self.stored.values()))
+
+    @property
+    def ends(self) -> list[float]:
+        """When each CTA has stored its last tile; its start, if it has none."""
+        return [done[-1] for done in self.ctas]
+
+
+def random_rows(rng: random.Random, most: int) -> list[int]:
+    """Of some experts: a hot one, the last one only, one row each, some empty, all alike."""
+    local = rng.randint(1, 16)
+    rows = [rng.choice([0, 1, 64, 65, rng.randint(0, most // local)]) for _ in range(local)]
+    rows[rng.randrange(local)] = most
+    return rng.choice([rows, [0] * (local - 1) + [most], [1] * local, rows[:-1] + [0], [most // local] * local])
+
+
+def test_dynamic_places_finish_for_any_timing():
+    """On the smallest ring and larger ones; CTAs start, compute and pull as fast as they like."""
+    rng = random.Random(1)
+    for _ in range(400):
+        unit, lag, num_ctas = rng.randint(1, 8), rng.randint(1, 24), rng.choice([1, 2, 3, 7, 60, 132])
+        block_m = rng.choice([64, 128])
+        ring = lag + unit - 1 + rng.choice([0, 0, 1, 9])
+        ring += ring % 2 if block_m == 64 else 0
+        rows = random_rows(rng, rng.randint(1, 5000))
+        config = make_config(len(rows), ring, lag, unit, block_m)
+        tile_cost = [rng.choice([1, 1, 1, 0.1, 20]) for _ in range(num_ctas)]
+        row_cost = rng.choice([0.001, 0.1, 3])
+        timing = Timing(
+            tile=lambda cta, cost=tile_cost: cost[cta] * rng.uniform(0.1, 2),
+            row=lambda cost=row_cost: cost * rng.random(),
+            start=lambda: rng.choice([0, 0, 0, 50 * rng.random()]),
+            ahead=rng.randint(0, 3),
+        )
+        simulation = Simulation(config, rows, num_ctas, timing)
+        assert simulation.num_tiles == len(_C.task_order(config, rows))
+        assert simulation.pulled_rows == sum(rows)
+
+
+def test_the_simulation_notices_a_dead_lock():
+    """All of L1 before L2, on a ring that is smaller than that."""
+    config = make_config(1, 8, 4, 2)
+    with pytest.raises(AssertionError, match="dead-lock"):
+        Simulation(config, [640], 3, Timing(), order=lambda *given: sorted(_C.task_order(*given)))
+    assert Simulation(config, [512], 3, Timing(), order=lambda *given: sorted(_C.task_order(*given))).num_tiles == 40
+
+
+@pytest.mark.parametrize("num_ctas", [1, 2, 7, 60, 132])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_dynamic_places_end_soon_and_together(num_ctas, ahead):
+    """Tiles that cost the same, L1 ahead by more tiles than CTAs have taken, and a ring that does not hold it back."""
+    rng = random.Random(num_ctas)
+    for _ in range(12):
+        unit = rng.randint(1, 8)
+        lag = -(-num_ctas * (1 + ahead) // 2) + unit  # 2 L2 tiles per block
+        ring = 2 * lag + unit
+        rows = random_rows(rng, rng.randint(1, 100 * num_ctas))
+        config, timing = make_config(len(rows), ring + ring % 2, lag, unit), Timing(ahead=ahead)
+        simulation = Simulation(config, rows, num_ctas, timing)
+        num_tiles = simulation.num_tiles
+        critical_path = max(Simulation(config, rows, max(1, num_tiles), timing).ends)  # a CTA per tile
+        pulling = sum(rows) * timing.row() / (2 * num_ctas)
+        assert max(simulation.ends) <= critical_path + pulling + num_tiles / num_ctas + 1
+        if num_tiles >= 2 * num_ctas:
+            assert max(simulation.ends) - min(simulation.ends) <= 1.1

@@ -62,6 +62,25 @@ def test_routing_patterns():
     assert sorted(both[both >= 0].tolist()) == list(range(8))
 
 
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_zipf_routing(exponent):
+    """One slot per token: the counts are the popularities, in an order that the seed chooses."""
+    routing = testing.Routing(num_experts=8, num_topk=1, num_ranks=2)
+    ids = draw(routing.zipf(exponent, seed=1), 80_000)
+    counts = ids.flatten().bincount(minlength=8)
+    weights = torch.arange(1, 9).double() ** -exponent
+    expected = 80_000 * weights / weights.sum()
+    torch.testing.assert_close(counts.sort(descending=True).values.double(), expected, rtol=0.05, atol=0)
+    if exponent:
+        top = [draw(routing.zipf(exponent, seed), 1000).mode(0).values.item() for seed in range(8)]
+        assert len(set(top)) > 2 and top[1] == counts.argmax()
+
+
+def test_zipf_routing_repeats_no_expert():
+    ids = draw(ROUTING.zipf(), 1000)
+    assert ids.shape == (1000, 2) and (ids[:, 0] != ids[:, 1]).all() and ids.unique().tolist() == list(range(8))
+
+
 def test_activations_do_not_depend_on_the_batch():
     problem = type("Sizes", (), {"hidden": 32})
     alone, batch = (testing.random_activations(problem, n, seed=3) for n in (5, 150))

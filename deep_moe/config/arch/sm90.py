@@ -24,6 +24,9 @@ class Candidate(NamedTuple):
 # From the smallest tile up. The order is from measurements, the score does not see it: L2 lags so far behind L1 that
 # the dispatch pull, which shares the NVLink egress with the scatter, is over its peak.
 CANDIDATES = (Candidate(64, lag_blocks=48, unit_blocks=8), Candidate(128, lag_blocks=24, unit_blocks=8))
+# Units in the ring besides the lag. One is what the order needs; with two more the rows of a unit are pulled while the
+# last tiles of the blocks before them still run (1 to 2 % from 1024 tokens on).
+RING_UNITS = 3
 RING_ALIGNMENT = 128  # rows; every block_m divides it
 
 # Measured on one H200, FP8 promoted every 128 of K, times in µs.
@@ -35,8 +38,8 @@ HALF_TILE = 64  # rows; a last block that is not larger costs half in a 128-row 
 HALF_K_BLOCK_US = 0.52
 TILE_US = 1.0  # what a tile costs besides its K blocks
 READ_GBS = 4550.0
-# What a layer makes of it. The larger tile leaves fewer bytes of weights under way: 64 tokens of H 4096, I 2048 and
-# top-6 on 32 experts took 249 µs with it and 231 with the smaller one.
+# What a layer makes of it. That of 128 is a fit: 64 tokens of H 4096, I 2048, top-6 on 32 experts took 249 µs with
+# 128-row tiles and 231 with 64, and 0.9 would explain 411 of the 500 µs of 512 tokens with H 7168.
 READ_PART = {64: 0.90, 128: 0.80}
 COMBINE_GBS = 3100.0
 
@@ -116,8 +119,8 @@ def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list
 
 
 def _ring_rows(variant: "_C.Config") -> int:
-    """Rows that hold the lag and the unit, or the whole pool when that is smaller."""
-    blocks = min(variant.lag_blocks + variant.unit_blocks, variant.max_blocks_of(variant.block_m))
+    """Rows that hold the lag and some units, or the whole pool when that is smaller."""
+    blocks = min(variant.lag_blocks + RING_UNITS * variant.unit_blocks, variant.max_blocks_of(variant.block_m))
     return -(-blocks * variant.block_m // RING_ALIGNMENT) * RING_ALIGNMENT
 
 

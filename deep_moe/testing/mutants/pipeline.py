@@ -123,14 +123,8 @@ PIPELINE = (
         "roles/dispatch.h",
         "hw::store(ctx.places_taken(ctx.epoch() + 1), 0u);",
         "hw::store(ctx.places_taken(ctx.epoch()), 0u);",
+        survives="CTA 0 clears it before it routes, and nobody takes a place before CTA 0 has routed",
     ),
-    Mutant(
-        "places: counted in the other bank",
-        "roles/load.h",
-        "ctx.places_taken(ctx.epoch())",
-        "ctx.places_taken(ctx.epoch() + 1)",
-    ),
-    Mutant("places: one bank", "kernels/context.h", "->places_taken + (epoch & 1)", "->places_taken"),
     Mutant("places: one skipped", "roles/load.h", "return hw::grid_dim() + hw::", "return hw::grid_dim() + 1 + hw::"),
     Mutant(
         "places: one taken twice", "roles/load.h", "return hw::grid_dim() + hw::", "return hw::grid_dim() - 1 + hw::"
