@@ -5,16 +5,16 @@
 //        bench/experiments/mainloop.cu -o /tmp/mainloop && /tmp/mainloop
 //
 // One H200, random data, us for 1.72 TFLOP (a range: from single launches after a pause to 40 back to back):
-//   loads only                            plain TMA 890 (11 TB/s from L2), with two small copies of scales per stage 780,
-//                                         weights as one bulk copy of 32 KB 815, weights multicast to a pair of CTAs 726
-//   n128 pieces, one buffer (the kernel)  plain 1140-1165 (1480-1510 TFLOPS), with copies of scales 1200-1260,
-//                                         weights multicast 1225-1245
-//     issued in turns (ping-pong)         1226-1258
-//     x from registers (ldmatrix)         1310
-//   n64 pieces, two buffers               1760, x from registers 1700: but ptxas serialises these wgmmas (C7514 of -Xptxas
-//                                         -v), so the overlap that they were written for never happened
-//   n256 chain, no promotion              1070-1090 (1600 TFLOPS)
-//   n128 pieces, 64 rows                  720-800, for half of the work
+//   loads only                           plain TMA 890 (11 TB/s from L2), with two small copies of scales a stage 780,
+//                                        weights as one bulk copy of 32 KB 815, weights multicast to a pair of CTAs 726
+//   n128 pieces, one buffer: the kernel  plain 1140-1165 (1480-1510 TFLOPS), with copies of scales 1200-1260,
+//                                        weights multicast 1225-1245
+//     issued in turns (ping-pong)        1226-1258
+//     x from registers (ldmatrix)        1310
+//     64 rows                            720-800, for half of the work
+//   n64 pieces, two buffers              not measured in this form; one that ptxas serialised (C7514) took 1760, with x
+//                                        from registers 1700
+//   n256 chain, no promotion             1070-1090 (1600 TFLOPS)
 // So promotion costs the kernel's mainloop about 7 %, and no other way of loading makes it faster. On zeros n128 takes
 // 1000 us at 1.8 GHz: with random data the chip is at its power limit, at about 1.5 GHz.
 #include <cudaTypedefs.h>
@@ -144,7 +144,9 @@ struct Consumer {
         const float* w = shared.w_scales[place.stage];
         return {{x[0] * w[0], x[8] * w[0]}, {x[0] * w[1], x[8] * w[1]}};
     }
-    DM_DEVICE u64 w_rows(u32 row) const { return advance_descriptor(w_base, place.stage * kWBytes + row * kBlockK); }
+    DM_DEVICE u64 w_rows(u32 row) const {
+        return advance_descriptor(advance_descriptor(w_base, place.stage * kWBytes), row * kBlockK);
+    }
 
     // Turns of the two warpgroups in issuing: each has a named barrier, where the other one arrives to pass the turn.
     DM_DEVICE void take_turn() const { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); }
@@ -252,40 +254,57 @@ DM_DEVICE void pieces_n128(Consumer& c, float (&sum)[128]) {
 }
 
 // Pieces of 64 columns with two buffers: a piece is promoted while the next one is multiplied, across K blocks too.
-template <class X>
+// NOTES: ptxas (CUDA 13.0) serialises the wgmmas (C7514) if a path through the loop lacks a wait.
 DM_DEVICE void pieces_n64(Consumer& c, float (&sum)[128]) {
-    constexpr bool kInRegisters = std::is_same_v<X, RegisterX>;
-    float buffer[2][32];
-    PieceScales scales;
-    u32 previous = 0;
+    float first[32], second[32];
+    wait(c.shared.full, c.place);
+    issue<64>(first, SharedX(c), c.w_rows(0));
+    DM_NO_UNROLL
+    for (u32 block = 0; block < kKBlocks; ++block) {
+        const SharedX x(c);
+        const PieceScales scales = c.scales();
+        issue<64>(second, x, c.w_rows(64));
+        hw::wgmma_wait<1>();
+        promote(sum, first, scales);
+        issue<64>(first, x, c.w_rows(128));
+        hw::wgmma_wait<1>();
+        promote(sum + 32, second, scales);
+        issue<64>(second, x, c.w_rows(192));
+        hw::wgmma_wait<1>();
+        promote(sum + 64, first, scales);
+        const u32 stage = c.place.stage;
+        c.place.advance();
+        if (block + 1 < kKBlocks) {
+            wait(c.shared.full, c.place);
+            issue<64>(first, SharedX(c), c.w_rows(0));
+            hw::wgmma_wait<1>();
+        } else {
+            hw::wgmma_wait<0>();
+        }
+        c.release(stage);
+        promote(sum + 96, second, scales);
+    }
+}
+
+// The same with x from registers: they are read by the last piece, so that nothing is in flight between K blocks.
+DM_DEVICE void pieces_n64_register_x(Consumer& c, float (&sum)[128]) {
     DM_NO_UNROLL
     for (u32 block = 0; block < kKBlocks; ++block, c.place.advance()) {
         wait(c.shared.full, c.place);
-        if (kInRegisters && block > 0) {  // the last piece still reads the registers of x
-            hw::wgmma_wait<0>();
-            c.release(previous);
-        }
-        const X x(c);
+        const RegisterX x(c);
+        const PieceScales scales = c.scales();
+        float buffer[2][32];
         issue<64>(buffer[0], x, c.w_rows(0));
-        if (block > 0) {
-            if constexpr (!kInRegisters) {
-                hw::wgmma_wait<1>();
-                c.release(previous);
-            }
-            promote(sum + 96, buffer[1], scales);
-        }
-        scales = c.scales();
         DM_UNROLL
         for (u32 p = 1; p < 4; ++p) {
             issue<64>(buffer[p % 2], x, c.w_rows(p * 64));
             hw::wgmma_wait<1>();
             promote(sum + (p - 1) * 32, buffer[(p - 1) % 2], scales);
         }
-        previous = c.place.stage;
+        hw::wgmma_wait<0>();
+        c.release(c.place.stage);
+        promote(sum + 96, buffer[1], scales);
     }
-    hw::wgmma_wait<0>();
-    c.release(previous);
-    promote(sum + 96, buffer[1], scales);
 }
 
 // Accumulates in the tensor core over all of K; or only waits for the loads.
@@ -312,7 +331,7 @@ DM_DEVICE float multiply(Shared& shared, u32 group) {
     for (u32 t = blockIdx.x; t < kTiles; t += gridDim.x) {
         float sum[128] = {};
         if constexpr (kMath == Math::None || kMath == Math::N256Chain) chain_n256<kMath>(c, sum);
-        else if constexpr (kMath == Math::N64 || kMath == Math::N64RegisterX) pieces_n64<X>(c, sum);
+        else if constexpr (kMath == Math::N64) pieces_n64(c, sum); else if constexpr (kMath == Math::N64RegisterX) pieces_n64_register_x(c, sum);
         else pieces_n128<kMath, X>(c, sum);
         DM_UNROLL
         for (u32 i = 0; i < 128; ++i) total += sum[i];

@@ -86,7 +86,8 @@ CASES = (
     Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], num_sms=3),
     # Tiles of more K blocks than stages: the warpgroups keep their distance, tiles are announced during the next one.
     Case("128-row tiles, many K blocks", 128, FULL_TILES, experts=4, hidden=640, intermediate=528),
-    Case("64-row tiles, many K blocks", 64, LAYERS[1:], hidden=704),
+    # Its only CTA routes more than 256 entries.
+    Case("64-row tiles, many K blocks", 64, LAYERS[1:], hidden=704, num_sms=1),
 )
 
 
