@@ -16,22 +16,23 @@ namespace py = pybind11;
 namespace deep_moe {
 namespace {
 
-// (kind, phase 1 or 2 or 0 for none, row block or argument, tile of N, begin, end, stalled), in clocks since the start
+// (kind, phase 1 or 2 or 0 for none, row block or argument, tile of N, begin, end, stalled): begin and end in ns since
+// the warp's begin_ns, stalled in clocks of the SM
 using Span = std::tuple<TraceKind, u32, std::optional<u32>, std::optional<u32>, u32, u32, u32>;
 
 struct Warp {
     u32 cta, warp, bound_class;
     u64 begin_ns, end_ns;
-    u32 clocks;  // between these moments
+    u32 clocks;  // of the SM, between these moments
     u32 dropped;
     std::vector<Span> spans;
 };
 
-Span span_of(const TraceEvent& event, u32 start) {
+Span span_of(const TraceEvent& event, u32 begin_ns) {
     const auto kind = TraceKind(event.what & 0x3f);
     const auto phase = TracePhase(event.what >> 6 & 3);
-    const u32 begin = event.begin - start, end = event.end - start;
-    const u32 stalled = min_of((event.what >> 8) * kStallUnit, end - begin);
+    const u32 begin = event.begin - begin_ns, end = event.end - begin_ns;
+    const u32 stalled = (event.what >> 8) * kStallUnit;
     if (phase != TracePhase::None)
         return {kind, u32(phase) + 1, event.argument >> 12, event.argument & 0xfff, begin, end, stalled};
     std::optional<u32> argument;
@@ -58,7 +59,7 @@ std::vector<Warp> warps_of(const MegaMoeConfig& config, u64 address, u64 bytes) 
         for (u32 j = 0; j < kept; ++j) {
             TraceEvent event;
             std::memcpy(&event, base + i * slice_bytes + sizeof(header) + j * sizeof(event), sizeof(event));
-            warp.spans.push_back(span_of(event, header.begin_clock));
+            warp.spans.push_back(span_of(event, u32(header.begin_ns)));
         }
         warps.push_back(std::move(warp));
     }
@@ -107,12 +108,12 @@ void bind_trace(py::module_& m) {
         .def_readonly("bound_class", &Warp::bound_class, "The variant that was launched.")
         .def_readonly("begin_ns", &Warp::begin_ns)
         .def_readonly("end_ns", &Warp::end_ns)
-        .def_readonly("clocks", &Warp::clocks, "SM clocks from begin_ns to end_ns.")
+        .def_readonly("clocks", &Warp::clocks, "Of the SM, from begin_ns to end_ns.")
         .def_readonly("dropped", &Warp::dropped, "Spans that had no room.")
         .def_readonly(
             "spans", &Warp::spans,
-            "[(kind, phase 1 or 2 or 0, row block or argument or None, tile of N or None, begin, end, stalled)], the "
-            "last three in clocks since the start.");
+            "[(kind, phase 1 or 2 or 0, row block or argument or None, tile of N or None, begin, end, stalled)]: begin "
+            "and end in ns since begin_ns, stalled in clocks of the SM.");
     m.def("trace_bytes", &trace_bytes, py::arg("config"), py::arg("num_sms"), "Size of the trace array of a launch.");
     m.def("trace_warps", &warps_of, py::arg("config"), py::arg("address"), py::arg("num_bytes"),
           "[TraceWarp] of a copy of the trace array in host memory; those that have not finished are left out.");

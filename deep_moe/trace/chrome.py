@@ -14,7 +14,7 @@ def write_chrome_trace(path: str | os.PathLike, traces: Sequence[Trace]) -> None
 
     Compressed when the path ends with .gz, which Perfetto reads too.
     """
-    origin = min((trace.start_ns for trace in traces), default=0.0)
+    origin = min((trace.start_ns for trace in traces), default=0)
     with (gzip.open if str(path).endswith(".gz") else open)(path, "wt") as file:
         file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
         separator = ""
@@ -25,7 +25,7 @@ def write_chrome_trace(path: str | os.PathLike, traces: Sequence[Trace]) -> None
         file.write("\n]}\n")
 
 
-def _events(trace: Trace, offset_ns: float):
+def _events(trace: Trace, offset_ns: int):
     """The events of one rank as dictionaries."""
     roles = _C.trace_warp_names()
     yield _name("process_name", trace.rank, 0, f"rank {trace.rank}")
@@ -39,8 +39,8 @@ def _events(trace: Trace, offset_ns: float):
                 "cat": warp.role.split()[0],
                 "pid": trace.rank,
                 "tid": thread,
-                "ts": round((offset_ns + span.begin) / 1e3, 4),
-                "dur": round(span.duration / 1e3, 4),
+                "ts": (offset_ns + span.begin) / 1e3,
+                "dur": span.duration / 1e3,
                 "args": _arguments(span),
             }
 
@@ -52,5 +52,5 @@ def _name(what: str, process: int, thread: int, name: str) -> dict:
 def _arguments(span: Span) -> dict:
     arguments = {"block": span.block, "tile": span.n_tile, "expert": span.expert}
     if span.stalled:
-        arguments["stalled_us"] = round(span.stalled / 1e3, 4)
+        arguments["stalled_us"] = span.stalled / 1e3
     return {name: value for name, value in arguments.items() if value is not None}

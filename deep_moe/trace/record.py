@@ -13,16 +13,16 @@ class Span:
     """What a warp did between two moments, in ns since the start of the launch."""
 
     kind: str  # of _C.TraceKind
-    begin: float
-    end: float
-    stalled: float  # ns of it spent waiting, where the kind says for what (include/deep_moe/layout/trace.h)
+    begin: int
+    end: int
+    stalled: int  # ns of it spent waiting, where the kind says for what (include/deep_moe/layout/trace.h)
     phase: int = 0  # 1 or 2: of the tile; 0: no tile
     block: int | None = None  # row block: of the tile, or that a row was pulled into or waits for
     n_tile: int | None = None
     expert: int | None = None  # local, of the row block
 
     @property
-    def duration(self) -> float:
+    def duration(self) -> int:
         return self.end - self.begin
 
     @property
@@ -41,9 +41,9 @@ class Warp:
     dropped: int  # spans for which there was no room
 
     @property
-    def end(self) -> float:
+    def end(self) -> int:
         """When its last span ended; 0 without spans."""
-        return self.spans[-1].end if self.spans else 0.0
+        return self.spans[-1].end if self.spans else 0
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Trace:
     lag_blocks: int
     unit_blocks: int
     k_blocks: tuple[int, int]  # of an L1 and an L2 tile
-    start_ns: float  # on the GPU's clock
-    clock_ghz: float
+    start_ns: int  # on the GPU's timer
+    clock_ghz: float  # mean over the launch and its SMs
     warps: list[Warp]
 
     @property
-    def span(self) -> float:
+    def span(self) -> int:
         """ns from the first warp's start to the end of the last span."""
-        return max((warp.end for warp in self.warps), default=0.0)
+        return max((warp.end for warp in self.warps), default=0)
 
     @property
     def num_ctas(self) -> int:
@@ -97,20 +97,18 @@ def trace_of(rank: int, configs: "Sequence[_C.Config]", array: Tensor, expert_ro
     if max(warp.end_ns - warp.begin_ns for warp in raw) > 1 << 31:
         raise ValueError("the launch took more than two seconds, in which the clocks of the trace wrap around")
     config = configs[raw[0].bound_class]
-    ns_per_clock = _ns_per_clock(raw)
-    # The end is where a warp's two clocks were read most precisely.
-    starts = [warp.end_ns - warp.clocks * ns_per_clock for warp in raw]
-    start = min(starts)
+    clock_ghz = sum(warp.clocks for warp in raw) / sum(warp.end_ns - warp.begin_ns for warp in raw)
+    start = min(warp.begin_ns for warp in raw)
     experts = _experts_of_blocks(expert_rows, config.block_m)
     names = _C.trace_warp_names()
     warps = [
         Warp(
             warp.cta,
             names[warp.warp],
-            [_span(values, begin - start, ns_per_clock, experts) for values in warp.spans],
+            [_span(values, warp.begin_ns - start, clock_ghz, experts) for values in warp.spans],
             warp.dropped,
         )
-        for warp, begin in zip(raw, starts, strict=True)
+        for warp in raw
     ]
     return Trace(
         rank,
@@ -119,22 +117,16 @@ def trace_of(rank: int, configs: "Sequence[_C.Config]", array: Tensor, expert_ro
         unit_blocks=config.unit_blocks,
         k_blocks=(config.l1_k_blocks, config.l2_k_blocks),
         start_ns=start,
-        clock_ghz=1 / ns_per_clock,
+        clock_ghz=clock_ghz,
         warps=warps,
     )
 
 
-def _ns_per_clock(raw: "list[_C.TraceWarp]") -> float:
-    """Of the warps that ran for long, the least: at its start a warp may see a time up to 1 us ago, never ahead."""
-    longest = max(warp.clocks for warp in raw)
-    return min((warp.end_ns - warp.begin_ns) / max(warp.clocks, 1) for warp in raw if 2 * warp.clocks >= longest)
-
-
-def _span(values: tuple, start: float, ns: float, experts: list[int]) -> Span:
-    kind, phase, argument, n_tile, begin, end, stalled = values
-    times = start + begin * ns, start + end * ns, stalled * ns
+def _span(values: tuple, start: int, clock_ghz: float, experts: list[int]) -> Span:
+    kind, phase, argument, n_tile, begin, end, stalled_clocks = values
+    stalled = min(round(stalled_clocks / clock_ghz), end - begin)  # at most, if the clock was faster than its mean
     expert = experts[argument] if phase and argument < len(experts) else None
-    return Span(kind.name, *times, phase, argument, n_tile, expert)
+    return Span(kind.name, start + begin, start + end, stalled, phase, argument, n_tile, expert)
 
 
 def _experts_of_blocks(expert_rows: Sequence[int], block_m: int) -> list[int]:

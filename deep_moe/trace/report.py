@@ -45,32 +45,32 @@ def _milestones(trace: Trace) -> Iterator[str]:
         yield f"  idle between an SM's last tile and the last of all: mean {_us(idle)} us ({idle / trace.span:.1%})"
 
 
-def _line(title: str, times: list[float]) -> Iterable[str]:
+def _line(title: str, times: list[int]) -> Iterable[str]:
     return [f"  {title:18}{_spread(times)}"] if times else []
 
 
-def _spread(times: list[float]) -> str:
+def _spread(times: list[int]) -> str:
     return f"min {_us(min(times))}, median {_us(statistics.median(times))}, max {_us(max(times))} us"
 
 
-def _firsts(trace: Trace, role: str, kind: str, phase: int) -> list[float]:
+def _firsts(trace: Trace, role: str, kind: str, phase: int) -> list[int]:
     """Per SM: when the first such span begins."""
-    found: dict[int, float] = {}
+    found: dict[int, int] = {}
     for warp, span in trace.spans(role, kind, phase):
         found[warp.cta] = min(found.get(warp.cta, span.begin), span.begin)
     return list(found.values())
 
 
-def _lasts(trace: Trace, role: str, kind: str, phase: int) -> list[float]:
+def _lasts(trace: Trace, role: str, kind: str, phase: int) -> list[int]:
     """Per SM: when the last such span ends."""
-    found: dict[int, float] = {}
+    found: dict[int, int] = {}
     for warp, span in trace.spans(role, kind, phase):
-        found[warp.cta] = max(found.get(warp.cta, 0.0), span.end)
+        found[warp.cta] = max(found.get(warp.cta, 0), span.end)
     return list(found.values())
 
 
 def _tiles(trace: Trace) -> Iterator[str]:
-    """What a tile costs a math warpgroup."""
+    """What a tile costs a math warpgroup; clocks at the mean rate of the launch."""
     for phase, k_blocks in enumerate(trace.k_blocks, 1):
         multiply = [span for _, span in trace.spans("math", "Multiply", phase)]
         if not multiply:
@@ -90,8 +90,8 @@ def _tiles(trace: Trace) -> Iterator[str]:
 def _shares(trace: Trace) -> Iterator[str]:
     for role in ROLES:
         warps = sum(warp.role.startswith(role) for warp in trace.warps)
-        spent: dict[str, float] = defaultdict(float)
-        stalled: dict[str, float] = defaultdict(float)
+        spent: dict[str, int] = defaultdict(int)
+        stalled: dict[str, int] = defaultdict(int)
         for _, span in trace.spans(role):
             spent[span.name] += span.duration
             stalled[span.name] += span.stalled

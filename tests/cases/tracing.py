@@ -65,15 +65,16 @@ def test_spans_follow_each_other(traced):
         for warp in one.warps:
             role = warp.role.rstrip(" 0123456789")
             assert warp.spans and {span.kind for span in warp.spans} <= KINDS[role], warp.role
-            times = [0.0] + [time for span in warp.spans for time in (span.begin, span.end)]
+            times = [0] + [time for span in warp.spans for time in (span.begin, span.end)]
             assert times == sorted(times) and times[-1] == warp.end <= one.span
+            assert times[2:-1:2] == times[3::2], "each begins where the one before it ended"
             assert all(0 <= span.stalled <= span.duration for span in warp.spans)
         # A tile is multiplied after its rows are there, and its L2 after all of its block's L1.
         arrived = {(s.phase, s.block, s.n_tile): s.end for _, s in one.spans("load A", "WaitRows")}
         stored = Counter()
         for _, span in one.spans("math", "Epilogue", phase=1):
             stored[span.block] = max(stored[span.block], span.end)
-        slack = 3000 if traced.device != "cpu" else 0  # ns: clocks of different SMs
+        slack = 200 if traced.device != "cpu" else 0  # ns: SMs see a step of the timer at different moments
         for _, span in one.spans("math", "WaitFirstStage"):
             assert span.end + slack >= arrived[span.phase, span.block, span.n_tile]
             if span.phase == 2:

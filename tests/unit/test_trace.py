@@ -1,4 +1,4 @@
-"""Reading a trace array: clocks of 32 bits, timers with steps of 1 us, warps that did not finish."""
+"""Reading a trace array: halves of the timer, clocks whose rates differ, warps that did not finish."""
 
 import ctypes
 import struct
@@ -11,7 +11,7 @@ from deep_moe import _C
 from deep_moe.trace import TraceArray
 
 EVENTS = 3
-GHZ = 1.755
+NOW = 1_790_000_000_123_456_789  # ns: more bits than a float has
 KINDS = _C.TraceKind
 NO_ARGUMENT = 2**32 - 1
 
@@ -34,16 +34,14 @@ class Recording:
         self.slice_bytes = 32 + 16 * EVENTS
         assert self.array.num_bytes == 2 * len(_C.trace_warp_names()) * self.slice_bytes
 
-    def warp(self, cta, warp, start_ns, start_clock, end_clock, events, recorded=None, bound_class=0):
-        """events: [(begin, end, argument, kind, phase, stalled)] in clocks since the start of the CTA."""
+    def warp(self, cta, warp, events, start_ns=NOW, ns=1000, start_clock=0, clocks=1000, recorded=None, bound_class=0):
+        """events: [(begin, end, argument, kind, phase, stalled clocks)], times in ns since the start of the warp."""
         at = (cta * len(_C.trace_warp_names()) + warp) * self.slice_bytes
-        end_ns = start_ns + end_clock / GHZ
-        stale = int(start_ns // 1000 * 1000)  # the timer shows its last step; at the end its edge is awaited
         count = len(events) if recorded is None else recorded
-        clocks = start_clock % 2**32, (start_clock + end_clock) % 2**32
-        struct.pack_into("<QQIIII", self.slices, at, stale, round(end_ns), *clocks, count, bound_class)
+        pair = start_clock % 2**32, (start_clock + clocks) % 2**32
+        struct.pack_into("<QQIIII", self.slices, at, start_ns, start_ns + ns, *pair, count, bound_class)
         for i, (begin, end, argument, kind, phase, stalled) in enumerate(events):
-            times = (start_clock + begin) % 2**32, (start_clock + end) % 2**32
+            times = (start_ns + begin) % 2**32, (start_ns + end) % 2**32
             word = int(kind) | {1: 0, 2: 1, None: 2}[phase] << 6 | stalled // 16 << 8
             struct.pack_into("<IIII", self.slices, at + 32 + 16 * i, *times, argument, word)
 
@@ -56,24 +54,32 @@ def recording(problem):
     return Recording(problem.configs(1))
 
 
-def test_clocks_become_nanoseconds(recording):
-    """CTAs whose SM clocks differ, one of them about to wrap around."""
+@pytest.mark.parametrize("start", [NOW, NOW // 2**32 * 2**32 - 5000], ids=["", "wraps"])
+def test_times_since_the_first_warp(recording, start):
+    """CTAs that start apart, whose SMs run at different rates: one clock wraps, and perhaps the timer's low half."""
     tile = 3 << 12 | 1
-    for cta, clock in enumerate((12345, 2**32 - 1000)):
+    events = [(0, 10_000, NO_ARGUMENT, KINDS.WaitTask, None, 0), (10_000, 100_032, tile, KINDS.Multiply, 2, 1760)]
+    for cta, (clock, clocks) in enumerate(((12345, 1_980_000), (2**32 - 1000, 1_540_000))):
         for warp in range(6):
-            events = [(0, 17550, NO_ARGUMENT, KINDS.WaitTask, None, 0), (17550, 175500, tile, KINDS.Multiply, 2, 1755)]
-            recording.warp(cta, warp, 5_000_300 + 700 * cta, clock, 1_755_000, events)
+            recording.warp(cta, warp, events, start + 704 * cta, 1_000_000, clock, clocks)
     trace = recording.read()
-    assert trace.num_ctas == 2 and trace.clock_ghz == pytest.approx(GHZ, rel=1e-5)
+    assert (trace.start_ns, trace.span, trace.num_ctas) == (start, 100_736, 2)
+    assert trace.clock_ghz == pytest.approx(1.76)
     for cta in (0, 1):
         warp = next(warp for warp in trace.warps if warp.cta == cta)
         first, second = warp.spans
-        assert (first.begin, first.end) == (pytest.approx(700 * cta, abs=5), second.begin)
-        assert (first.name, first.block, first.n_tile) == ("WaitTask", None, None)
-        assert second.duration == pytest.approx(90_000, rel=1e-5)
-        assert second.stalled == pytest.approx(1000, abs=16)
+        assert (first.begin, first.end) == (704 * cta, 704 * cta + 10_000)
+        assert (first.name, first.block, first.n_tile, first.stalled) == ("WaitTask", None, None, 0)
+        assert (second.begin, second.duration, second.stalled) == (first.end, 90_032, 1000)
         assert (second.name, second.block, second.n_tile) == ("L2 Multiply", 3, 1)
     assert {warp.role for warp in trace.warps} == set(_C.trace_warp_names())
+
+
+def test_no_span_is_stalled_for_longer_than_it_lasts(recording):
+    """Where the clock was faster than its mean."""
+    recording.warp(0, 0, [(0, 320, 0, KINDS.Load, 1, 640)], ns=1000, clocks=1500)
+    ((_, span),) = recording.read().spans()
+    assert span.stalled == span.duration == 320
 
 
 def test_experts_follow_from_the_rows(recording, problem):
@@ -84,14 +90,14 @@ def test_experts_follow_from_the_rows(recording, problem):
     for variant, blocks, experts in ((large, (0, 1, 3, 4), [0, 2, 2, 3]), (small, (1, 2, 6, 7), [0, 2, 2, 3])):
         for i, block in enumerate(blocks):
             events = [(10, 20, block << 12, KINDS.Load, 1, 0)]
-            recording.warp(0, i, 1000, 0, 1000, events, bound_class=variant)
+            recording.warp(0, i, events, bound_class=variant)
         found = [span.expert for _, span in recording.read().spans()]
         assert found == experts
 
 
 def test_unfinished_warps_are_left_out_and_dropped_spans_counted(recording):
     events = [(i, i + 1, 0, KINDS.Pull, None, 0) for i in range(EVENTS)]
-    recording.warp(1, 2, 1000, 0, 1000, events, recorded=EVENTS + 4)
+    recording.warp(1, 2, events, recorded=EVENTS + 4)
     (warp,) = recording.read().warps
     assert (warp.cta, warp.role, warp.dropped, len(warp.spans)) == (1, "dispatch 0", 4, EVENTS)
 
@@ -99,7 +105,7 @@ def test_unfinished_warps_are_left_out_and_dropped_spans_counted(recording):
 def test_what_cannot_be_read(recording):
     with pytest.raises(ValueError, match="trace is empty"):
         recording.read()
-    recording.warp(0, 0, 1000, 0, 5_000_000_000, [])
+    recording.warp(0, 0, [], ns=2**31 + 1)
     with pytest.raises(ValueError, match="more than two seconds"):
         recording.read()
     recording.array.clear()

@@ -89,6 +89,7 @@ EXCHANGE = (
         "comm/pull.h",
         "hw::fence_proxy_async();  // peers staged",
         "// peers staged",
+        survives="the dispatch warp's proxy fence behind routing lies on the way already; see the ring slot's below",
     ),
     Mutant(
         "pull: too few bytes expected",
@@ -159,6 +160,7 @@ EXCHANGE = (
         "roles/dispatch.h",
         "hw::fence_proxy_async();  // where",
         "// where",
+        survives="LoadA's proxy fence of the first tile lies on the way already; only LoadA loads where routing worked",
     ),
     Mutant(
         "dispatch: counts published before all lanes have written",

@@ -2,6 +2,11 @@
 //
 // The array is not part of the symmetric buffer: [CTA][traced warp] slices, each a TraceHeader and trace_events events.
 // A warp's spans follow each other without gaps: each begins where the one before it ended.
+//
+// Spans carry the GPU's timer, which all SMs share, and not the SM's clock, whose rate changes while a launch runs: an
+// H200 at its power limit falls from 1.98 to 1.5 GHz, and clocks turned into time by one rate were wrong by tens of
+// microseconds in long launches. The timer moves in steps of 32 ns there. Stalls add up waits shorter than a step, so
+// they are counted in clocks, and become time by the mean rate of the launch.
 #pragma once
 
 #include "deep_moe/layout/config.h"
@@ -39,7 +44,7 @@ constexpr u32 kStallUnit = 16;       // clocks
 constexpr u32 kMaxStall = 0xffffff;  // units
 
 struct alignas(16) TraceEvent {
-    u32 begin, end;  // SM clock
+    u32 begin, end;  // low halves of the GPU's timer, in ns
     u32 argument;    // phase None: a number or kNoArgument; L1 and L2: trace_tile()
     u32 what;        // TraceKind in bits 0-5, TracePhase in bits 6-7, the stalled part of the span in units above them
 };
@@ -51,10 +56,10 @@ constexpr u32 trace_what(TraceKind kind, TracePhase phase, u32 stalled_clocks) {
     return u32(kind) | u32(phase) << 6 | min_of(stalled_clocks / kStallUnit, kMaxStall) << 8;
 }
 
-// Clocks are 32 bits wide: a launch of more than about two seconds cannot be read.
+// Clocks are 32 bits wide: a launch of more than two seconds cannot be read.
 struct alignas(16) TraceHeader {
-    u64 begin_ns, end_ns;        // two moments of this warp, on the GPU's clock ...
-    u32 begin_clock, end_clock;  // ... and the same on the SM's
+    u64 begin_ns, end_ns;        // of this warp, on the GPU's timer; the first span begins at begin_ns ...
+    u32 begin_clock, end_clock;  // ... and the same moments on the SM's clock, for its mean rate
     u32 recorded;                // events so far; those beyond trace_events were dropped
     u32 bound_class;             // the variant
 };

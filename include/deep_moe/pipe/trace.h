@@ -27,10 +27,12 @@ public:
 template <MegaMoeConfig kConfig>
 class Tracer<kConfig, true> {
 public:
-    DM_DEVICE explicit Tracer(const MegaMoeParams& params) : params_(params), last_(hw::clock()) {
+    DM_DEVICE explicit Tracer(const MegaMoeParams& params) : params_(params) {
         if (!records()) return;
-        hw::store(&header()->begin_ns, hw::timer_ns());
-        hw::store(&header()->begin_clock, last_);
+        const u64 now = hw::timer_ns();
+        hw::store(&header()->begin_clock, hw::clock());
+        hw::store(&header()->begin_ns, now);
+        last_ = u32(now);
     }
 
     // Ends a span; the next one begins.
@@ -39,7 +41,7 @@ public:
         record(kind, TracePhase(task.kind), trace_tile(task.block, task.n_tile));
     }
 
-    // Lives as long as a wait inside a span.
+    // Lives as long as a wait inside a span; in SM clocks, since it may be shorter than a step of the timer.
     class Stall {
     public:
         DM_DEVICE explicit Stall(const Tracer& tracer) : tracer_(tracer), begin_(hw::clock()) {}
@@ -51,12 +53,10 @@ public:
     };
     DM_DEVICE Stall stall() const { return Stall(*this); }
 
-    // At the end of the warp's work. The GPU's timer moves in steps of up to 1 us: its edge says when it is.
+    // At the end of the warp's work.
     DM_DEVICE void finish() const {
         if (!records()) return;
-        const u64 before = hw::timer_ns();
-        u64 now = before;
-        for (u32 i = 0; i < kMaxTimerPolls && now == before; ++i) now = hw::timer_ns();
+        const u64 now = hw::timer_ns();
         hw::store(&header()->end_clock, hw::clock());
         hw::store(&header()->end_ns, now);
         hw::store(&header()->recorded, count_);
@@ -64,8 +64,6 @@ public:
     }
 
 private:
-    static constexpr u32 kMaxTimerPolls = 256;
-
     DM_DEVICE static u32 slot() { return trace_slot(hw::thread_idx() / kWarpSize); }
     DM_DEVICE static bool records() { return hw::lane_idx() == 0 && slot() != kNoTraceSlot; }
     DM_DEVICE TraceHeader* header() const {
@@ -74,21 +72,19 @@ private:
     }
 
     DM_DEVICE void record(TraceKind kind, TracePhase phase, u32 argument) const {
-        const u32 now = hw::clock();
-        if (records()) {
-            auto* events = reinterpret_cast<TraceEvent*>(header() + 1);
-            if (count_ < kConfig.trace_events)
-                hw::store(events + count_, TraceEvent{last_, now, argument, trace_what(kind, phase, stalled_)});
-            ++count_;
-        }
+        if (!records()) return;
+        const u32 now = u32(hw::timer_ns());
+        auto* events = reinterpret_cast<TraceEvent*>(header() + 1);
+        if (count_ < kConfig.trace_events)
+            hw::store(events + count_, TraceEvent{last_, now, argument, trace_what(kind, phase, stalled_)});
+        ++count_;
         last_ = now;
         stalled_ = 0;
     }
 
     // Context is const for the roles; what its tracer remembers is not.
     const MegaMoeParams& params_;
-    mutable u32 last_;
-    mutable u32 stalled_ = 0, count_ = 0;
+    mutable u32 last_ = 0, stalled_ = 0, count_ = 0;
 };
 
 }  // namespace deep_moe

@@ -30,7 +30,7 @@ struct MathRole {
             const TileTask task = tasks.take_warp(ctx);
             ctx.trace.lap(TraceKind::WaitTask, task);
             if (task.kind == TaskKind::End) break;
-            if (kLeads && math_warp >= kNumMathWarps / 2) wait_barrier(ctx, ctx.barriers().lead(), tiles & 1);
+            if (kLeads && math_warp >= kNumMathWarps / kNumMathWarpgroups) wait_barrier(ctx, ctx.barriers().lead(), tiles & 1);
             if (kConfig.block_m == kWarpgroupRows || task.rows <= kWarpgroupRows)
                 run_tile<TileSplit::Columns>(ctx, task, math_warp, stage, exchanges);
             else
