@@ -94,10 +94,7 @@ cuda::KernelInfo stage_kernel_info(const MegaMoeConfig& config) {
 
 LaunchPlan::LaunchPlan(const cuda::Kernel& kernel, std::shared_ptr<LaunchLane> lane, const MegaArguments& arguments,
                        u32 num_sms)
-    : kernel_(kernel),
-      lane_(std::move(lane)),
-      params_(make_params(arguments)),
-      num_sms_(num_sms) {
+    : kernel_(kernel), lane_(std::move(lane)), params_(make_params(arguments)), num_sms_(num_sms) {
     check_trace(arguments.config, arguments.trace_bytes, num_sms);
     for (u32 i = 0; i < u32(MapIndex::kCount); ++i)
         cuda::encode_tensor_map(tensor_map_spec(arguments.config, MapIndex(i)),

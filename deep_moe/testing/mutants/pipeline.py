@@ -115,15 +115,8 @@ PIPELINE = (
     Mutant(
         "places: counter not cleared",
         "roles/dispatch.h",
-        "        if (hw::block_idx() == 0 && hw::lane_idx() == 0) hw::store(ctx.places_taken(ctx.epoch() + 1), 0u);\n",
+        "            if (hw::block_idx() == 0 && hw::lane_idx() == 0) hw::store(ctx.places_taken(), 0u);\n",
         "",
-    ),
-    Mutant(
-        "places: own counter cleared",
-        "roles/dispatch.h",
-        "hw::store(ctx.places_taken(ctx.epoch() + 1), 0u);",
-        "hw::store(ctx.places_taken(ctx.epoch()), 0u);",
-        survives="CTA 0 clears it before it routes, and nobody takes a place before CTA 0 has routed",
     ),
     Mutant("places: one skipped", "roles/load.h", "return hw::grid_dim() + hw::", "return hw::grid_dim() + 1 + hw::"),
     Mutant(
@@ -132,8 +125,8 @@ PIPELINE = (
     Mutant(
         "places: two asked for at once",
         "roles/load.h",
-        "ctx.places_taken(ctx.epoch()), 1)",
-        "ctx.places_taken(ctx.epoch()), 2)",
+        "ctx.places_taken(), 1)",
+        "ctx.places_taken(), 2)",
     ),
     # Announcing stored tiles
     Mutant(

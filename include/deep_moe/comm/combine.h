@@ -13,7 +13,7 @@ struct Combine {
     static constexpr u32 kSpanColumns = kWarpSize * kLaneColumns;
     static constexpr u32 kLoadsInFlight = 24;  // 16-byte loads per lane: fewer do not fill the memory's bandwidth
     static constexpr u32 kSpans = max_of(1u, kLoadsInFlight / kTopk);  // of a work item
-    static constexpr u32 kItemsPerToken = ceil_div(kConfig.hidden, kSpans * kSpanColumns);
+    static constexpr u32 kItemsPerToken = ceil_div(kConfig.hidden, kSpans* kSpanColumns);
 
     // Every math warp of the grid; `warp` counts them.
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 warp, u32 num_warps) {

@@ -14,7 +14,8 @@ constexpr u32 kWarpgroupRows = 64;
 
 template <TileSplit kSplit>
 struct Accumulator {
-    static constexpr u32 kPieces = kSplit == TileSplit::Rows ? kBlockN / kPieceN : kBlockN / kPieceN / kNumMathWarpgroups;
+    static constexpr u32 kPieces =
+        kSplit == TileSplit::Rows ? kBlockN / kPieceN : kBlockN / kPieceN / kNumMathWarpgroups;
 
     float sum[kPieces][kPieceRegisters];
 

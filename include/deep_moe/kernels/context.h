@@ -95,7 +95,7 @@ struct Context {
     }
 
     // How many places of the tile order CTAs have asked for, beyond the first one of each.
-    DM_DEVICE u32* places_taken(u32 epoch) const { return own<BufferField::Header>()->places_taken + (epoch & 1); }
+    DM_DEVICE u32* places_taken() const { return &own<BufferField::Header>()->places_taken; }
 
     // One thread: barriers and state, before sync_block().
     DM_DEVICE void init_shared() const {

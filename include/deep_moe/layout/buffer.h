@@ -23,7 +23,7 @@ struct BufferHeader {
     u32 list_arrivals;   // CTAs that have written their part of the source lists
     u32 tail_arrivals;   // math warps that have finished their last L2 tile
     u32 exit_arrivals;   // CTAs about to leave
-    u32 places_taken[2]; // of the tile order; banks alternate by epoch parity
+    u32 places_taken;    // of the tile order; cleared by the launch that counts in it
 };
 
 enum class BufferField : u32 {

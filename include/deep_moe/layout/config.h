@@ -37,10 +37,10 @@ struct MegaMoeConfig {
     Activation activation = Activation::SwiGLU;
 
     // Variant: follows from `num_tokens_bound`, which is equal on all ranks.
-    u32 bound_class = 0;  // index into the published list of bounds; travels with the counts
-    u32 block_m = 64;     // rows of a tile: 64 or 128
-    u32 lag_blocks = 4;   // how many row blocks L2 starts behind L1
-    u32 unit_blocks = 4;  // consecutive row blocks of an expert that share weight tiles in L2 cache
+    u32 bound_class = 0;   // index into the published list of bounds; travels with the counts
+    u32 block_m = 64;      // rows of a tile: 64 or 128
+    u32 lag_blocks = 4;    // how many row blocks L2 starts behind L1
+    u32 unit_blocks = 4;   // consecutive row blocks of an expert that share weight tiles in L2 cache
     u32 trace_events = 0;  // events that a warp can record (pipe/trace.h); 0: the kernel has no trace code
 
     constexpr bool operator==(const MegaMoeConfig&) const = default;

@@ -13,17 +13,17 @@ constexpr u32 kRowBuffers = 2;         // rows in flight per dispatch warp
 constexpr u32 kMaxStages = 8;
 
 enum class SmemField : u32 {
-    A,            // [stages][BM][128] activations, 128-byte swizzle
-    B,            // [stages][256][128] weights, 128-byte swizzle
-    SfA,          // f32 [stages][BM]
-    SfB,          // f32 [stages][4]: a weight scale record
-    RowBuffer,    // [dispatch warps][2][H]: rows on their way from a peer to the pool
-    RecvCounts,   // u32 [R][E_local]: rows received per source and local expert
-    ExpertRows,   // u32 [E_local]: their sums over the sources
-    Tasks,        // TileTask [kTaskDepth]
-    Amax,         // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
-    Barriers,     // u64 [kNumBarriers]
-    State,        // u32 [2]: aborted flag, launch epoch
+    A,           // [stages][BM][128] activations, 128-byte swizzle
+    B,           // [stages][256][128] weights, 128-byte swizzle
+    SfA,         // f32 [stages][BM]
+    SfB,         // f32 [stages][4]: a weight scale record
+    RowBuffer,   // [dispatch warps][2][H]: rows on their way from a peer to the pool
+    RecvCounts,  // u32 [R][E_local]: rows received per source and local expert
+    ExpertRows,  // u32 [E_local]: their sums over the sources
+    Tasks,       // TileTask [kTaskDepth]
+    Amax,        // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
+    Barriers,    // u64 [kNumBarriers]
+    State,       // u32 [2]: aborted flag, launch epoch
     kCount
 };
 

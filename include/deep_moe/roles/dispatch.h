@@ -11,6 +11,8 @@ template <MegaMoeConfig kConfig>
 struct DispatchRole {
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 warp) {
         if (warp == 0) {
+            // Nobody takes a place before this CTA has routed: all wait for the counts of their own rank.
+            if (hw::block_idx() == 0 && hw::lane_idx() == 0) hw::store(ctx.places_taken(), 0u);
             clear_other_bank(ctx);
             const bool ok = Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
             if (!ok && hw::lane_idx() == 0) ctx.set_aborted();
@@ -28,7 +30,6 @@ private:
     static DM_DEVICE void clear_other_bank(const Context<kConfig>& ctx) {
         const u64 other = u64((ctx.epoch() + 1) & 1) * kConfig.max_blocks();
         const u32 stride = hw::grid_dim() * kWarpSize;
-        if (hw::block_idx() == 0 && hw::lane_idx() == 0) hw::store(ctx.places_taken(ctx.epoch() + 1), 0u);
         for (u32 i = hw::block_idx() * kWarpSize + hw::lane_idx(); i < kConfig.max_blocks(); i += stride) {
             hw::store(ctx.template own<BufferField::RowsArrived>() + other + i, 0u);
             hw::store(ctx.template own<BufferField::L1Done>() + other + i, 0u);

@@ -37,7 +37,7 @@ struct LoadBRole {
 private:
     // The next free place in the order.
     static DM_DEVICE u32 next_place(const Context<kConfig>& ctx) {
-        return hw::grid_dim() + hw::atomic_add_relaxed_gpu(ctx.places_taken(ctx.epoch()), 1);
+        return hw::grid_dim() + hw::atomic_add_relaxed_gpu(ctx.places_taken(), 1);
     }
 
     // Loads the tile's weights and returns the place of the next tile.
@@ -107,7 +107,8 @@ private:
 
     // The math warps take `next`, the entry after the finished tile's, when they have stored their part of it. The loader
     // tells the others in their place: a release waits until every store has reached its memory.
-    static DM_DEVICE void announce(const Context<kConfig>& ctx, Finished& finished, const RingPosition<kTaskDepth>& next) {
+    static DM_DEVICE void announce(const Context<kConfig>& ctx, Finished& finished,
+                                   const RingPosition<kTaskDepth>& next) {
         if (finished.done == nullptr) return;
         wait_barrier(ctx, ctx.barriers().task_empty(next.slot), next.full_parity());
         hw::add_release_gpu(finished.done, 1);

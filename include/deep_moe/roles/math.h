@@ -18,8 +18,8 @@ struct MathRole {
     static constexpr u32 kLead = 1;
     // In a tile of fewer K blocks than stages the first warpgroup could be two tiles ahead, and the barrier's phase come
     // round; with 64 rows the layer is bound by memory anyway.
-    static constexpr bool kLeads =
-        kConfig.block_m > kWarpgroupRows && min_of(kConfig.l1_k_blocks(), kConfig.l2_k_blocks()) >= kStages;
+    static constexpr bool kLeads = kConfig.block_m >
+                                   kWarpgroupRows&& min_of(kConfig.l1_k_blocks(), kConfig.l2_k_blocks()) >= kStages;
     static_assert(kLead < kStages || !kLeads);
 
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 math_warp) {
@@ -30,7 +30,8 @@ struct MathRole {
             const TileTask task = tasks.take_warp(ctx);
             ctx.trace.lap(TraceKind::WaitTask, task);
             if (task.kind == TaskKind::End) break;
-            if (kLeads && math_warp >= kNumMathWarps / kNumMathWarpgroups) wait_barrier(ctx, ctx.barriers().lead(), tiles & 1);
+            if (kLeads && math_warp >= kNumMathWarps / kNumMathWarpgroups)
+                wait_barrier(ctx, ctx.barriers().lead(), tiles & 1);
             if (kConfig.block_m == kWarpgroupRows || task.rows <= kWarpgroupRows)
                 run_tile<TileSplit::Columns>(ctx, task, math_warp, stage, exchanges);
             else
