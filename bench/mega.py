@@ -256,8 +256,11 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.peers = [name for name in args.peers.split(",") if name]
     args.tokens = [int(count) for count in args.tokens.split(",")]
-    if max(args.tokens) > args.max_tokens:
-        parser.error(f"--tokens {max(args.tokens)} is above --max-tokens {args.max_tokens}")
+    for name in ("max_tokens", "repeats", "num_sms", "experts_per_rank"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
+    if not 0 <= min(args.tokens) <= max(args.tokens) <= args.max_tokens:
+        parser.error(f"--tokens is {args.tokens}; it must be from 0 to --max-tokens {args.max_tokens}")
     return args
 
 

@@ -43,6 +43,16 @@ GEOMETRIES = {
     # the cheapest that still has two classes: for many calls
     "small": Geometry(2, experts=2, topk=1, hidden=128, intermediate=128, max_tokens=200),
     "ring": Geometry(2, experts=4, topk=2, hidden=128, intermediate=128, max_tokens=256, overrides=SMALL_RING),
+    # more K blocks than stages: one warpgroup leads the other, tiles are announced in mid-tile; ragged everywhere
+    "leads": Geometry(
+        2,
+        experts=4,
+        topk=2,
+        hidden=576,
+        intermediate=528,
+        max_tokens=200,
+        overrides=dict(ring_rows=512, lag_blocks=2, unit_blocks=1),
+    ),
     # main-4 with kernels that trace, with room for a small layer
     "traced": Geometry(
         4, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64, overrides=dict(trace_events=128)

@@ -81,7 +81,6 @@ class SymmBuffer:
         self._local_rank = group if isinstance(group, LocalRank) else None
         self._initialise()
         self._backend.bind(self._peers[self.rank])
-        self._trace = TraceArray(self._configs, self.device, self._backend.max_sms())
         collective.barrier()
         self._destroyed = False
 
@@ -94,6 +93,7 @@ class SymmBuffer:
         else:
             world = None
             backend = GpuBackend(self.device, configs, self.num_sms, group.group.id if local else 0, self.rank)
+        self._trace = TraceArray(configs, self.device, backend.max_sms())
         num_bytes = _C.buffer_bytes(configs[0])
         return backend, make_provider(group, self.rank, self.num_ranks, self.device, world, num_bytes)
 

@@ -20,7 +20,14 @@ _LIMITS = (
     ("intermediate", 16, 1 << 20, 16),
     ("max_tokens_per_rank", 1, 1 << 26, 1),
 )
-_OVERRIDABLE = ("ring_rows", "block_m", "lag_blocks", "unit_blocks", "trace_events")
+# What may be forced, and the largest value.
+_OVERRIDABLE = {
+    "ring_rows": 1 << 30,
+    "block_m": 128,
+    "lag_blocks": 1 << 16,
+    "unit_blocks": 1 << 16,
+    "trace_events": 1 << 16,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,5 +159,5 @@ def _checked_overrides(value: Any) -> tuple[tuple[str, int], ...]:
     for name, setting in items:
         if name not in _OVERRIDABLE:
             raise ValueError(f"overrides names {name!r}; allowed: {', '.join(_OVERRIDABLE)}")
-        _checked_int(f"overrides[{name!r}]", setting, 0 if name == "trace_events" else 1, 1 << 31, 1)
+        _checked_int(f"overrides[{name!r}]", setting, 0 if name == "trace_events" else 1, _OVERRIDABLE[name], 1)
     return items

@@ -84,6 +84,25 @@ def test_more_row_blocks_than_the_ring_holds(worlds, counts, seed):
     world.call_and_check(world.inputs(counts, world.routing.to_expert(0)), bound=None, seed=seed)
 
 
+def test_tiles_of_more_k_blocks_than_stages(worlds, seed):
+    """One warpgroup leads the other, tiles are announced in mid-tile, last blocks are full or half.
+
+    The bits are those of the 64-row kernel, which leads and halves nothing.
+    """
+    world = worlds("leads")
+    for inputs in (
+        world.inputs([64, 33], seed=seed),
+        world.inputs([64, 64], world.routing.to_expert(1), seed=seed),
+        world.inputs([0, 1], seed=seed),
+    ):
+        tall, small = (
+            world.run(lambda rank, bound=bound, inputs=inputs: rank.call(inputs[rank.group.rank()], bound), seed=seed)
+            for bound in (None, 64)
+        )
+        for ours, theirs in zip(tall, small, strict=True):
+            assert testing.same_bits(ours.y, theirs.y) and testing.same_bits(ours.stats, theirs.stats)
+
+
 def test_ring_wraps_over_several_layers(worlds):
     world = worlds("ring")
     layers = [world.inputs([256, 100 * i], world.routing.duplicates, seed=i) for i in range(3)]

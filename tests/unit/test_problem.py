@@ -185,7 +185,7 @@ def test_what_overrides_bring_along():
 
 
 @pytest.mark.parametrize("field", ["ring_rows", "block_m", "lag_blocks", "unit_blocks"])
-@pytest.mark.parametrize("value", [0, -1, 2.0, None])
+@pytest.mark.parametrize("value", [0, -1, 1 << 31, 2.0, None])
 def test_wrong_overrides_are_named(field, value):
     with pytest.raises(ValueError, match=rf"overrides\['{field}'\] is {value}"):
         Problem(**FLASH, overrides={field: value})

@@ -19,6 +19,7 @@ constexpr u32 kBlockN = 256;      // weight rows of a tile; an L1 tile is 128 ga
 constexpr u32 kScaleGroup = 128;  // channels that share an activation scale, rows and columns of a weight scale
 constexpr u32 kInterleave = 8;    // gate and up rows alternate in groups of 8 (one wgmma accumulator chunk)
 constexpr u32 kMinBlockM = 64;
+constexpr u32 kMaxOrderBlocks = 65536;  // of lag and unit: their rows fit 32 bits
 constexpr u32 kNumMathWarpgroups = 2;
 constexpr u32 kNumMathWarps = kNumMathWarpgroups * 4;
 constexpr u32 kNumThreads = kWarpgroupSize * (1 + kNumMathWarpgroups);
@@ -77,7 +78,8 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
     if (c.max_recv_rows() > 0x7fffffffull) return "num_ranks * max_tokens_per_rank * num_topk must be below 2^31";
     if (c.block_m != 64 && c.block_m != 128) return "block_m must be 64 or 128";
     if (c.ring_rows == 0 || c.ring_rows % 128 != 0) return "ring_rows must be a positive multiple of 128";
-    if (c.lag_blocks < 1 || c.unit_blocks < 1) return "lag_blocks and unit_blocks must be at least 1";
+    if (c.lag_blocks < 1 || c.unit_blocks < 1 || c.lag_blocks > kMaxOrderBlocks || c.unit_blocks > kMaxOrderBlocks)
+        return "lag_blocks and unit_blocks must be in 1..65536";
     // Order argument of the ring (sched/task_order.h): L1 is never more than lag + unit - 1 blocks ahead of L2.
     if (c.ring_blocks() < c.lag_blocks + c.unit_blocks - 1 && c.ring_blocks() < c.max_blocks_of(c.block_m))
         return "ring_rows must hold lag_blocks + unit_blocks - 1 row blocks";

@@ -18,8 +18,8 @@ struct MathRole {
     static constexpr u32 kLead = 1;
     // In a tile of fewer K blocks than stages the first warpgroup could be two tiles ahead, and the barrier's phase come
     // round; with 64 rows the layer is bound by memory anyway.
-    static constexpr bool kLeads = kConfig.block_m >
-                                   kWarpgroupRows&& min_of(kConfig.l1_k_blocks(), kConfig.l2_k_blocks()) >= kStages;
+    static constexpr u32 kFewestKBlocks = min_of(kConfig.l1_k_blocks(), kConfig.l2_k_blocks());
+    static constexpr bool kLeads = (kConfig.block_m > kWarpgroupRows) && (kFewestKBlocks >= kStages);
     static_assert(kLead < kStages || !kLeads);
 
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 math_warp) {
