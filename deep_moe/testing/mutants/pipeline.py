@@ -196,8 +196,8 @@ PIPELINE = (
     Mutant(
         "lead: in tiles shorter than the ring",
         "roles/math.h",
-        "l2_k_blocks()) >= kStages;",
-        "l2_k_blocks()) >= 1;",
+        " && (kFewestKBlocks >= kStages);",
+        ";",
         survives="only a warp that stalls for as long as the other warpgroup takes for two tiles misses the phase; the "
         "emulator's schedules do not starve one for so long",
     ),
