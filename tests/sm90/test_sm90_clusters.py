@@ -20,8 +20,8 @@ def check(result):
     return values[0] if values else None
 
 
-@pytest.fixture(scope="module")
-def function():
+@pytest.fixture
+def function(needs_sm90):
     torch.zeros(1, device="cuda")  # makes the primary context current
     image = compiler_for("sm_90a").compile(pair_gemm.gpu_source(), "sm_90a").binary
     found = check(cu.cuModuleGetFunction(check(cu.cuModuleLoadData(image)), b"pair_gemm"))
