@@ -107,14 +107,7 @@ class Bench:
 
     def __init__(self, shape: Shape, ranks: Ranks, ceilings: Ceilings, args: argparse.Namespace) -> None:
         self.shape, self.ranks, self.ceilings, self.args = shape, ranks, ceilings, args
-        self.problem = deep_moe.Problem(
-            num_experts=shape.experts_per_rank * ranks.size,
-            num_topk=shape.topk,
-            hidden=shape.hidden,
-            intermediate=shape.intermediate,
-            max_tokens_per_rank=args.max_tokens,
-            activation_clamp=shape.activation_clamp,
-        )
+        self.problem = shape.problem(ranks.size, args.max_tokens)
         self.weights = testing.random_weights(self.problem, args.distribution, seed=0, device=ranks.device)
         own = self.weights.of_rank(ranks.rank, ranks.size)
         self.buffer = deep_moe.SymmBuffer(ranks.group, self.problem, num_sms=args.num_sms)
@@ -147,7 +140,7 @@ class Bench:
         testing.poison(y)
         call()
         truth = Truth.of(staged, self.weights, self.shape.activation_clamp)
-        errors = self.largest(truth.errors(y))
+        errors = self.ranks.largest(truth.errors(y))
         for name, peer in rivals.items():
             peer.stage(staged)
             peer_call(name)()
@@ -168,15 +161,11 @@ class Bench:
                 name: {
                     "us": times[name],
                     "ratio": times["us"] / times[name],
-                    "error_to_float64": self.largest(truth.errors(outputs[name]))["error_to_float64"],
+                    "error_to_float64": self.ranks.largest(truth.errors(outputs[name]))["error_to_float64"],
                 }
                 for name in rivals
             }
         }
-
-    def largest(self, values: dict[str, float]) -> dict[str, float]:
-        """The largest value over the ranks."""
-        return dict(zip(values, self.ranks.max(list(values.values())), strict=True))
 
     def report(self, num_tokens: int, bound: int, inputs: Inputs, times: dict, errors: dict, host: float) -> dict:
         """What is known of one row, in µs, TFLOPS per rank and GB/s."""

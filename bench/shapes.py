@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+import deep_moe
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -20,6 +22,17 @@ class Shape:
     def expert_bytes(self) -> int:
         """e4m3 weights of one expert: gate, up and down. Block scales add 0.02 %."""
         return 3 * self.hidden * self.intermediate
+
+    def problem(self, num_ranks: int, max_tokens: int) -> deep_moe.Problem:
+        """The layer that `num_ranks` ranks run with this slice each."""
+        return deep_moe.Problem(
+            num_experts=self.experts_per_rank * num_ranks,
+            num_topk=self.topk,
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            max_tokens_per_rank=max_tokens,
+            activation_clamp=self.activation_clamp,
+        )
 
     def flops(self, num_tokens: int) -> int:
         """Of the two GEMMs for one rank's tokens."""

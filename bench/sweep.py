@@ -92,14 +92,7 @@ class Sweep:
 
     def __init__(self, shape: Shape, ranks: Ranks, args: argparse.Namespace) -> None:
         self.shape, self.ranks, self.args = shape, ranks, args
-        self.problem = deep_moe.Problem(
-            num_experts=shape.experts_per_rank * ranks.size,
-            num_topk=shape.topk,
-            hidden=shape.hidden,
-            intermediate=shape.intermediate,
-            max_tokens_per_rank=args.max_tokens,
-            activation_clamp=shape.activation_clamp,
-        )
+        self.problem = shape.problem(ranks.size, args.max_tokens)
         self.found = candidates(self.problem, args.set, ranks.size, ranks.print)
         self.weights = testing.random_weights(self.problem, args.distribution, seed=0, device=ranks.device)
         own = self.weights.of_rank(ranks.rank, ranks.size)
@@ -133,8 +126,7 @@ class Sweep:
     def check(self, y: torch.Tensor, inputs: Inputs) -> None:
         """The default's result against the reference."""
         staged = inputs.staged(self.problem.num_experts)
-        errors = Truth.of(staged, self.weights, self.shape.activation_clamp).errors(y)
-        errors = dict(zip(errors, self.ranks.max(list(errors.values())), strict=True))
+        errors = self.ranks.largest(Truth.of(staged, self.weights, self.shape.activation_clamp).errors(y))
         bar = testing.error_bar(self.problem, min(len(y), CHECKED_TOKENS), ERROR_BAR[self.args.distribution])
         if wrong(errors | {"error_bar": bar}):
             raise SystemExit(f"the default is wrong with {len(y)} tokens: error bar {bar:.1e}, {errors}")

@@ -40,6 +40,10 @@ class Ranks:
         dist.all_reduce(together, dist.ReduceOp.MAX)
         return together.tolist()
 
+    def largest(self, values: dict[str, float]) -> dict[str, float]:
+        """The same of named values."""
+        return dict(zip(values, self.max(list(values.values())), strict=True))
+
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Everybody's tensor; all of one shape."""
         if self.size == 1:
@@ -86,7 +90,7 @@ class ColdTimer:
             for name, (call, prepare) in contenders.items():
                 samples[name].append(self.sample(call, prepare))
         medians = [sorted(times[warmup:])[repeats // 2] for times in samples.values()]
-        return dict(zip(samples, self.ranks.max(medians), strict=True))
+        return self.ranks.largest(dict(zip(samples, medians, strict=True)))
 
 
 def host_us(call: Callable[[], None], calls: int = 50, rounds: int = 5) -> float:
