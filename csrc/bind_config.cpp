@@ -95,7 +95,6 @@ void bind_config(py::module_& m) {
     DM_CONSTANT(kBlockK);
     DM_CONSTANT(kBlockN);
     DM_CONSTANT(kScaleGroup);
-    DM_CONSTANT(kInterleave);
     DM_CONSTANT(kMinBlockM);
     DM_CONSTANT(kNumMathWarpgroups);
     DM_CONSTANT(kNumMathWarps);
@@ -107,6 +106,8 @@ void bind_config(py::module_& m) {
     DM_CONSTANT(kRowBuffers);
     DM_CONSTANT(kMaxStages);
     DM_CONSTANT(kWeightScaleRecord);
+    DM_CONSTANT(kL1GroupChannels);
+    DM_CONSTANT(kL2GroupChannels);
 #undef DM_CONSTANT
 }
 

@@ -47,9 +47,11 @@ void check_trace(const MegaMoeConfig& config, u64 bytes, u32 num_sms) {
 
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map) {
     switch (map) {
-        case MapIndex::L1Acts: return field_address(arguments, BufferField::L1Pool);
+        case MapIndex::L1Acts:
+        case MapIndex::L1ShortActs: return field_address(arguments, BufferField::L1Pool);
         case MapIndex::L1Weights: return arguments.l1_weights;
-        case MapIndex::L2Acts: return field_address(arguments, BufferField::L2Pool);
+        case MapIndex::L2Acts:
+        case MapIndex::L2ShortActs: return field_address(arguments, BufferField::L2Pool);
         default: return arguments.l2_weights;
     }
 }

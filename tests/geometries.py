@@ -43,8 +43,8 @@ GEOMETRIES = {
     # the cheapest that still has two classes: for many calls
     "small": Geometry(2, experts=2, topk=1, hidden=128, intermediate=128, max_tokens=200),
     "ring": Geometry(2, experts=4, topk=2, hidden=128, intermediate=128, max_tokens=256, overrides=SMALL_RING),
-    # more K blocks than stages: one warpgroup leads the other, tiles are announced in mid-tile; ragged everywhere
-    "leads": Geometry(
+    # more K blocks than stages: tiles are announced in mid-tile; ragged everywhere
+    "long-k": Geometry(
         2,
         experts=4,
         topk=2,

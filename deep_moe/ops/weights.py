@@ -1,7 +1,7 @@
 """transform_weights: from a checkpoint's expert weights to the bytes that every kernel variant reads.
 
-The layout is that of include/deep_moe/layout/weights.h: gate and up rows interleaved by 8, and the block scales
-gathered into records of four floats, one per 256 weight rows and 128 of K.
+The layout is that of include/deep_moe/layout/weights.h: rows permuted so that what a lane holds of an accumulator are
+adjacent channels, gate and up in turns, and the block scales gathered into pairs, one per 256 rows and 128 of K.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,11 @@ from .checks import byte_range, check_device, check_dtype, check_matrix, check_s
 
 E4M3 = torch.float8_e4m3fn
 BLOCK = _C.kScaleGroup
-LAYOUT = f"fp8-interleave{_C.kInterleave}-n{_C.kBlockN}-record{_C.kWeightScaleRecord}"
+GROUP = {"l1": _C.kL1GroupChannels, "l2": _C.kL2GroupChannels}  # channels that a quad of lanes holds together
+LAYOUT = f"fp8-groups{GROUP['l1']}x{GROUP['l2']}-n{_C.kBlockN}-record{_C.kWeightScaleRecord}"
+
+QUAD = 4  # lanes that share the 8 columns of an accumulator chunk
+PAIR = 2  # adjacent columns of a lane in each chunk
 
 
 def _blocks(extent: int) -> int:
@@ -28,8 +32,8 @@ class TransformedWeights:
 
     Attributes:
         kind: "l1" (gate and up) or "l2" (down).
-        weight: e4m3 [E_local, 2I, H] (l1, rows interleaved) or [E_local, H, I] (l2).
-        scales: fp32 [E_local, row tiles, K blocks, 4].
+        weight: e4m3 [E_local, 2 * I padded to 64, H] (l1) or [E_local, H, I] (l2), rows permuted; padding is zeros.
+        scales: fp32 [E_local, row tiles, K blocks padded to an even number, 2].
         layout: names the byte layout; kernels of another layout refuse it.
         mma_type, hidden, intermediate, num_local_experts.
     """
@@ -45,8 +49,9 @@ class TransformedWeights:
         self.hidden = problem.hidden
         self.intermediate = problem.intermediate
         self.num_local_experts = weight.shape[0]
-        # Launch plans are kept by it: equal keys must mean the same bytes of the same layout.
-        self.key = (weight.data_ptr(), scales.data_ptr(), kind, LAYOUT, problem.mma_type, *weight.shape)
+        # Launch plans are kept by it: equal keys must mean the same bytes of the same layout. The shape has I padded.
+        addresses = (weight.data_ptr(), scales.data_ptr())
+        self.key = (*addresses, kind, LAYOUT, problem.mma_type, problem.intermediate, *weight.shape)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, "key"):
@@ -61,18 +66,22 @@ class TransformedWeights:
 
     def dequantize(self) -> Tensor:
         """fp32 in the natural layout: [E_local, 2I, H] with the gate rows first (l1), [E_local, H, I] (l2)."""
-        experts, rows, columns = self.weight.shape
         first, second = self.scales[..., 0], self.scales[..., 1]
         if self.kind == "l1":
-            pairs = self.weight.view(experts, -1, 2, _C.kInterleave, columns)
-            parts = [pairs[:, :, half].reshape(experts, rows // 2, columns) for half in (0, 1)]
-            return torch.cat([_scaled(part, sf) for part, sf in zip(parts, (first, second), strict=True)], dim=1)
-        scales = torch.stack([first, second], dim=2).flatten(1, 2)[:, : _blocks(rows)]
-        return _scaled(self.weight, scales)
+            gate, up = _by_channel(self.weight, "l1").flatten(2, 5)[:, :, : self.intermediate].unbind(1)
+            return torch.cat([_scaled(gate, first), _scaled(up, second)], dim=1)
+        down = _by_channel(self.weight, "l2").flatten(1, 5)
+        return _scaled(down, torch.stack([first, second], dim=2).flatten(1, 2))
+
+
+def _by_channel(weight: Tensor, kind: str) -> Tensor:
+    """Permuted rows in the order of channels: a view [E_local, gate and up (l2: 1), groups, QUAD, chunks, PAIR, K]."""
+    halves, chunks = (2 if kind == "l1" else 1), GROUP[kind] // (QUAD * PAIR)
+    return weight.unflatten(1, (-1, chunks, halves, QUAD, PAIR)).permute(0, 3, 1, 4, 2, 5, 6)
 
 
 def _scaled(values: Tensor, scales: Tensor) -> Tensor:
-    """values [E, N, K] times scales [E, ceil(N/128), ceil(K/128)], in fp32."""
+    """values [E, N, K] times scales [E, at least ceil(N/128), at least ceil(K/128)], in fp32."""
     rows, columns = values.shape[1:]
     wide = scales.repeat_interleave(BLOCK, 1)[:, :rows].repeat_interleave(BLOCK, 2)[:, :, :columns]
     return values.float() * wide
@@ -90,8 +99,9 @@ def transform_weights(
             needed when I is not a multiple of 128. Scales are multipliers of 128x128 blocks.
         down: (e4m3 [E_local, H, I], fp32 [E_local, ceil(H/128), ceil(I/128)]).
         out: storage to reuse: the (l1, l2) of an earlier call, whose addresses then stay (captured graphs see the new
-            weights), or two e4m3 tensors [E_local, 2I, H] and [E_local, H, I]. They may be the memory of gate_up and of
-            down, expert for expert, and must not overlap the inputs or each other in any other way.
+            weights), or two e4m3 tensors [E_local, 2 * I padded to 64, H] and [E_local, H, I]. They may be the memory
+            of gate_up (in one tensor it has this shape) and of down, expert for expert, and must not overlap the inputs
+            or each other in any other way.
 
     Returns:
         (l1, l2). Beyond it, the memory of one expert is needed for a moment.
@@ -108,13 +118,13 @@ def transform_weights(
     _check_block_scaled("down", down, down_sf, shape, "[experts, H, I]", device)
     l1, l2 = _storage(problem, experts, device, out)
     _refuse_overlaps(gate, up, down, l1.weight, l2.weight)
-    _interleave(l1.weight, gate, up)
-    l1.scales[..., 0].copy_(gate_sf)
-    l1.scales[..., 1].copy_(up_sf)
-    if l2.weight.data_ptr() != down.data_ptr():
-        _bytes(l2.weight).copy_(_bytes(down))
-    l2.scales[..., 0].copy_(down_sf[:, 0::2])
-    l2.scales[:, : _blocks(problem.hidden) // 2, :, 1].copy_(down_sf[:, 1::2])
+    _permute(l1, gate, up)
+    _permute(l2, down)
+    h_blocks, i_blocks = _blocks(problem.hidden), _blocks(problem.intermediate)
+    l1.scales[:, :, :h_blocks, 0].copy_(gate_sf)
+    l1.scales[:, :, :h_blocks, 1].copy_(up_sf)
+    l2.scales[:, :, :i_blocks, 0].copy_(down_sf[:, 0::2])
+    l2.scales[:, : h_blocks // 2, :i_blocks, 1].copy_(down_sf[:, 1::2])
     return l1, l2
 
 
@@ -185,29 +195,36 @@ def _check_block_scaled(name: str, values: Any, scales: Any, shape: Sequence[int
 def _storage(problem: Problem, experts: int, device: torch.device, out: Any) -> tuple[TransformedWeights, ...]:
     """The result objects: new, or on the storage of `out`."""
     h, i = problem.hidden, problem.intermediate
-    results = []
-    given = (None, None) if out is None else _pair("out", out)
-    for kind, item, rows, columns in zip(("l1", "l2"), given, (2 * i, h), (h, i), strict=True):
-        name, shape = f"out[{('l1', 'l2').index(kind)}]", (experts, rows, columns)
-        tiles = (experts, -(-rows // _C.kBlockN), _blocks(columns), _C.kWeightScaleRecord)
-        if isinstance(item, TransformedWeights):
-            if item.kind != kind or item.layout != LAYOUT:
-                raise ValueError(f"{name} is {item.kind} in layout {item.layout}; it must be {kind} in {LAYOUT}")
-            check_matrix(f"{name}.weight", item.weight, shape, "[experts, rows, K]", device, E4M3)
-            check_matrix(f"{name}.scales", item.scales, tiles, "[experts, tiles, K blocks, 4]", device, torch.float32)
-            results.append(item)
-            continue
-        weight = torch.empty(shape, dtype=E4M3, device=device) if item is None else item
-        check_tensor(name, weight)
-        check_dtype(name, weight, E4M3)
-        check_device(name, weight, device)
-        check_shape(name, weight, shape, "[experts, rows, K]")
-        if not weight.is_contiguous() or weight.data_ptr() % 16:
-            raise ValueError(f"{name} has strides {weight.stride()}; it must be contiguous and 16-byte aligned")
-        results.append(
-            TransformedWeights(kind, weight, torch.zeros(tiles, dtype=torch.float32, device=device), problem)
-        )
-    return tuple(results)
+    l1_rows = 2 * GROUP["l1"] * -(-i // GROUP["l1"])
+    first, second = (None, None) if out is None else _pair("out", out)
+    l1_what, l2_what = f"[experts, 2 * I padded to {GROUP['l1']}, H]", "[experts, H, I]"
+    l1 = _result("l1", "out[0]", first, problem, (experts, l1_rows, h), l1_what, device)
+    l2 = _result("l2", "out[1]", second, problem, (experts, h, i), l2_what, device)
+    return l1, l2
+
+
+def _result(
+    kind: str, name: str, item: Any, problem: Problem, shape: Sequence[int], what: str, device: torch.device
+) -> TransformedWeights:
+    """One of them; item: None, or one of `out`, then called `name`. shape, what: of its weight."""
+    experts, rows, columns = shape
+    sf_shape = (experts, -(-rows // _C.kBlockN), _C.scale_records(_blocks(columns)), _C.kWeightScaleRecord)
+    if isinstance(item, TransformedWeights):
+        if item.kind != kind or item.layout != LAYOUT:
+            raise ValueError(f"{name} is {item.kind} in layout {item.layout}; it must be {kind} in {LAYOUT}")
+        if item.intermediate != problem.intermediate:  # shapes have it padded
+            raise ValueError(f"{name} has intermediate {item.intermediate}; it must have {problem.intermediate}")
+        check_matrix(f"{name}.weight", item.weight, shape, what, device, E4M3)
+        check_matrix(f"{name}.scales", item.scales, sf_shape, "[experts, tiles, records, 2]", device, torch.float32)
+        return item
+    weight = torch.empty(shape, dtype=E4M3, device=device) if item is None else item
+    check_tensor(name, weight)
+    check_dtype(name, weight, E4M3)
+    check_device(name, weight, device)
+    check_shape(name, weight, shape, what)
+    if not weight.is_contiguous() or weight.data_ptr() % 16:
+        raise ValueError(f"{name} has strides {weight.stride()}; it must be contiguous and 16-byte aligned")
+    return TransformedWeights(kind, weight, torch.zeros(sf_shape, dtype=torch.float32, device=device), problem)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -217,14 +234,14 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _refuse_overlaps(gate: Tensor, up: Tensor, down: Tensor, l1: Tensor, l2: Tensor) -> None:
     """ValueError when writing a result would destroy an input that is still needed."""
 
-    def inside_l1(part: Tensor) -> bool:  # part[e] lies in l1[e]: experts are read before they are written
-        offset = part.data_ptr() - l1.data_ptr()
-        return part.stride(0) == l1.stride(0) and 0 <= offset <= l1.stride(0) - part.stride(0) // 2
+    def inside(part: Tensor, target: Tensor) -> bool:  # part[e] in target[e]: experts are read before they are written
+        (begin, end), (first, last) = byte_range(part[0]), byte_range(target[0])
+        return part.stride(0) == target.stride(0) and first <= begin and end <= last
 
     for name, part, target, target_name, allowed in (
-        ("gate", gate, l1, "out[0]", inside_l1(gate)),
-        ("up", up, l1, "out[0]", inside_l1(up)),
-        ("down", down, l2, "out[1]", down.data_ptr() == l2.data_ptr() and down.stride() == l2.stride()),
+        ("gate", gate, l1, "out[0]", inside(gate, l1)),
+        ("up", up, l1, "out[0]", inside(up, l1)),
+        ("down", down, l2, "out[1]", inside(down, l2)),
         ("gate", gate, l2, "out[1]", False),
         ("up", up, l2, "out[1]", False),
         ("down", down, l1, "out[0]", False),
@@ -237,13 +254,18 @@ def _refuse_overlaps(gate: Tensor, up: Tensor, down: Tensor, l1: Tensor, l2: Ten
             )
 
 
-def _interleave(target: Tensor, gate: Tensor, up: Tensor) -> None:
-    """Groups of 8 gate rows and 8 up rows in turns, one expert at a time: target may be the memory of gate and up."""
-    copies = overlap(target, gate) or overlap(target, up)
-    for expert in range(gate.shape[0]):
-        rows = _bytes(target[expert]).view(-1, 2, _C.kInterleave, target.shape[2])
-        halves = [_bytes(part[expert]) for part in (gate, up)]
+def _permute(target: TransformedWeights, *parts: Tensor) -> None:
+    """Rows of parts (gate and up, or down) to their places, expert by expert: target may be the memory of the parts."""
+    by_channel = _by_channel(_bytes(target.weight), target.kind)
+    chunks = by_channel.shape[4]
+    copies = any(overlap(target.weight, part) for part in parts)
+    for expert, halves in enumerate(by_channel):
+        sources = [_bytes(part[expert]) for part in parts]
         if copies:
-            halves = [half.clone() for half in halves]
-        for half, source in enumerate(halves):
-            rows[:, half].copy_(source.reshape(-1, _C.kInterleave, target.shape[2]))
+            sources = [source.clone() for source in sources]
+        for half, source in zip(halves, sources, strict=True):
+            runs = source.unflatten(0, (-1, chunks, PAIR))  # what one lane holds; I is a multiple of 16, whole runs
+            for lane in range(QUAD):
+                own = runs[lane::QUAD]
+                half[: len(own), lane].copy_(own)
+                half[len(own) :, lane].zero_()  # padding

@@ -85,11 +85,11 @@ def test_more_row_blocks_than_the_ring_holds(worlds, counts, seed):
 
 
 def test_tiles_of_more_k_blocks_than_stages(worlds, seed):
-    """One warpgroup leads the other, tiles are announced in mid-tile, last blocks are full or half.
+    """Tiles are announced in mid-tile, last blocks are full or half.
 
-    The bits are those of the 64-row kernel, which leads and halves nothing.
+    The bits are those of the 64-row kernel, which halves nothing.
     """
-    world = worlds("leads")
+    world = worlds("long-k")
     for inputs in (
         world.inputs([64, 33], seed=seed),
         world.inputs([64, 64], world.routing.to_expert(1), seed=seed),

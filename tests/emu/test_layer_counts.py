@@ -36,5 +36,7 @@ def test_instructions_and_copies_of_a_launch(worlds, name, bound):
         assert counts["macs"] == wgmma_rows * (l1 + l2) * 256 * 128
         assert counts["wgmma"] == counts["macs"] // (64 * 128 * 32)
         assert counts["tma_loads"] == 2 * stages  # activations and weights
-        assert counts["bulk_loads"] == 2 * stages + sum(rows[rank])  # their scales; pulled rows
+        tiles = len(blocks) * -(-2 * problem.intermediate // 256) + len(blocks) * -(-problem.hidden // 256)
+        # Activation scales of every stage, weight scales of every tile; pulled rows.
+        assert counts["bulk_loads"] == stages + tiles + sum(rows[rank])
         assert counts["bulk_stores"] == sum(rows[rank])

@@ -95,9 +95,12 @@ def test_large_tiles_have_four_stages(preset, ranks):
 def test_tensor_maps_stay_inside_what_they_describe():
     for config in CONFIGS:
         sizes = {name: num_bytes for name, *_, num_bytes in _C.buffer_fields(config)}
-        matrix = config.experts_per_rank * config.hidden * config.intermediate
-        sizes |= {"l1_acts": sizes["l1_pool"], "l2_acts": sizes["l2_pool"]}
-        sizes |= {"l1_weights": 2 * matrix, "l2_weights": matrix}
+        local_hidden = config.experts_per_rank * config.hidden
+        sizes |= {f"l{i}_{acts}": sizes[f"l{i}_pool"] for i in (1, 2) for acts in ("acts", "short_acts")}
+        sizes |= {
+            "l1_weights": local_hidden * _C.l1_rows(config),
+            "l2_weights": local_hidden * config.intermediate,
+        }
         for tensor_map in _C.tensor_maps(config):
             extents = zip(tensor_map["dims"], [1, *tensor_map["strides"]], strict=True)
             assert 1 + sum((n - 1) * stride for n, stride in extents) == sizes[tensor_map["name"]]
@@ -105,11 +108,45 @@ def test_tensor_maps_stay_inside_what_they_describe():
             assert all(0 < box <= 256 for box in tensor_map["box"])
 
 
-def test_interleaved_rows_are_a_permutation():
-    rows = [_C.l1_row_of(channel, up) for channel in range(80) for up in (False, True)]
-    assert sorted(rows) == list(range(160))
-    assert [_C.l1_row_of(c, False) for c in (0, 7, 8)] == [0, 7, 16]
-    assert [_C.l1_row_of(c, True) for c in (0, 7, 8)] == [8, 15, 24]
+def test_row_permutations():
+    for config in CONFIGS:
+        padded = _C.l1_rows(config) // 2
+        assert config.intermediate <= padded < config.intermediate + _C.kL1GroupChannels
+        rows = [_C.l1_row_of(channel, up) for channel in range(padded) for up in (False, True)]
+        assert sorted(rows) == list(range(_C.l1_rows(config)))
+        assert sorted(map(_C.l2_row_of, range(config.hidden))) == list(range(config.hidden))
+
+
+def accumulator_rows(quad_lane, num_rows, first_chunk=0, step=1):
+    """Of a group of weight rows those whose results this lane holds: two of every 8, in its registers' order."""
+    return [chunk * 8 + 2 * quad_lane + i for chunk in range(first_chunk, num_rows // 8, step) for i in range(2)]
+
+
+def test_a_lane_holds_adjacent_channels():
+    """So that it stores 16 bytes without shuffles: 16 e4m3 channels of l1, 8 bf16 channels of l2."""
+    l1, l2 = _C.kL1GroupChannels, _C.kL2GroupChannels
+    for group in (0, 1, 5):
+        for quad_lane in range(4):
+            first = group * l1 + quad_lane * 16
+            for up in (False, True):  # even chunks hold gate rows, odd ones the up rows of the same channels
+                found = [_C.l1_row_of(channel, up) - group * 2 * l1 for channel in range(first, first + 16)]
+                assert found == accumulator_rows(quad_lane, 2 * l1, int(up), 2)
+            first = group * l2 + quad_lane * 8
+            found = [_C.l2_row_of(channel) - group * l2 for channel in range(first, first + 8)]
+            assert found == accumulator_rows(quad_lane, l2)
+
+
+def test_scale_blocks_hold_whole_groups():
+    """A record scales 128 gate, 128 up or 128 l2 rows, wherever their channels lie."""
+    for channel in range(0, 1024):
+        assert _C.l1_row_of(channel, False) // 256 == _C.l1_row_of(channel, True) // 256 == channel // 128
+        assert _C.l2_row_of(channel) // 128 == channel // 128
+
+
+def test_scale_records_are_whole_bulk_copies():
+    for k_blocks in (1, 2, 3, 16, 57):
+        records = _C.scale_records(k_blocks)
+        assert k_blocks <= records <= k_blocks + 1 and records * _C.kWeightScaleRecord * 4 % 16 == 0
 
 
 def test_config_is_a_value():

@@ -80,13 +80,15 @@ def test_out_must_not_destroy_what_is_still_read(problem, weights):
     l1_like, l2_like = torch.empty_like(fused), torch.empty_like(down)
     storage = torch.empty(3 * 256 * 128, dtype=torch.float8_e4m3fn)
     shifted = storage[: 2 * 256 * 128].view(2, 256, 128), storage[256 * 128 :].view(2, 256, 128)
+    half_way = storage[64 * 128 :][: 2 * 256 * 128].view(2, 256, 128)  # the last up rows lie in the next expert
     halves = torch.empty(2, 2, 128, 128, dtype=torch.float8_e4m3fn)  # all gates, then all ups
     apart = ((halves[0], weights.gate[1]), (halves[1], weights.up[1]))
     for gate_up, down_pair, out in (
         ((shifted[0], sf), (down, down_sf), (shifted[1], l2_like)),
+        ((half_way, sf), (down, down_sf), (shifted[0], l2_like)),
         (apart, (down, down_sf), (halves.view(2, 256, 128), l2_like)),
         ((fused, sf), (l1_like.view(-1)[: down.numel()].view(down.shape), down_sf), (l1_like, l2_like)),
-        ((fused, sf), (l2_like.transpose(1, 2), down_sf), (l1_like, l2_like)),
+        ((fused, sf), (l2_like[:1].expand(2, -1, -1), down_sf), (l1_like, l2_like)),
         ((fused, sf), (down, down_sf), (l1_like, l1_like.view(-1)[: down.numel()].view(down.shape))),
     ):
         with pytest.raises(ValueError, match="overlaps|contiguous"):

@@ -93,13 +93,19 @@ PIPELINE = (
         "",
         2,
     ),
-    Mutant("loadB: scale record not expected", "roles/load.h", "kTileBytes + kRecordBytes", "kTileBytes"),
-    Mutant("loadA: scales not expected", "roles/load.h", "kTileBytes + kScaleBytes", "kTileBytes"),
+    Mutant("loadB: scales not expected", "roles/load.h", "kTileBytes + scale_bytes", "kTileBytes"),
+    Mutant(
+        "loadB: scales of the next tile overwrite this one's",
+        "layout/smem.h",
+        "return 1 + ceil_div(stages",
+        "return ceil_div(stages",
+    ),
+    Mutant("loadA: scales not expected", "roles/load.h", "tile_bytes + scale_bytes", "tile_bytes"),
     Mutant(
         "loadA: more bytes expected than come",
         "roles/load.h",
-        "kTileBytes + kScaleBytes",
-        "kTileBytes + kScaleBytes + 16",
+        "tile_bytes + scale_bytes",
+        "tile_bytes + scale_bytes + 16",
     ),
     Mutant("loadA: no proxy fence after the wait", "roles/load.h", "            hw::fence_proxy_async();\n", ""),
     Mutant("loadA: starts at the first row or L1 tile", "roles/load.h", "return n == count;", "return n >= 1;"),
@@ -164,41 +170,4 @@ PIPELINE = (
     Mutant("announce: as two tiles", "roles/load.h", "(finished.done, 1)", "(finished.done, 2)"),
     Mutant("announce: again and again", "roles/load.h", "        finished.done = nullptr;\n", ""),
     Mutant("announce: of the next block", "roles/load.h", "done_word(ctx, task);", "done_word(ctx, task) + 1;"),
-    # The second warpgroup's distance
-    Mutant(
-        "lead: never announced",
-        "roles/math.h",
-        "                    if (kLeads && kb + 1 == kLead && tile.warpgroup == 0 && hw::lane_idx() == 0)\n"
-        "                        hw::mbarrier_arrive(ctx.barrier(ctx.barriers().lead()));\n",
-        "",
-    ),
-    Mutant(
-        "lead: announced by three warps",
-        "roles/math.h",
-        "tile.warpgroup == 0 && hw::lane_idx() == 0)",
-        "tile.warpgroup == 0 && hw::lane_idx() == 0 && hw::warp_idx() % 4 != 0)",
-    ),
-    Mutant(
-        "lead: announced by both warpgroups",
-        "roles/math.h",
-        "tile.warpgroup == 0 && hw::lane_idx() == 0)",
-        "hw::lane_idx() == 0)",
-    ),
-    Mutant(
-        "lead: expects three warps",
-        "kernels/context.h",
-        "kNumMathWarps / kNumMathWarpgroups);",
-        "kNumMathWarps / kNumMathWarpgroups - 1);",
-    ),
-    Mutant("lead: announced in every K block", "roles/math.h", "kb + 1 == kLead", "kb + 1 >= kLead"),
-    Mutant("lead: parity flipped", "roles/math.h", "lead(), tiles & 1)", "lead(), ~tiles & 1)"),
-    Mutant("lead: parity never flips", "roles/math.h", "lead(), tiles & 1)", "lead(), 0)"),
-    Mutant(
-        "lead: in tiles shorter than the ring",
-        "roles/math.h",
-        " && (kFewestKBlocks >= kStages);",
-        ";",
-        survives="only a warp that stalls for as long as the other warpgroup takes for two tiles misses the phase; the "
-        "emulator's schedules do not starve one for so long",
-    ),
 )

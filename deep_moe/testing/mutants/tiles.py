@@ -50,12 +50,23 @@ TILES = (
         "math: one row too many is valid", "epi/accumulator.h", "tile.row(r) < task.rows", "tile.row(r) <= task.rows"
     ),
     # How the warpgroups share a tile
-    Mutant("split: by columns for any number of rows", "roles/math.h", "|| task.rows <= kWarpgroupRows", "|| true"),
     Mutant(
-        "split: by columns for 72 rows",
-        "roles/math.h",
-        "|| task.rows <= kWarpgroupRows",
-        "|| task.rows <= kWarpgroupRows + 8",
+        "split: short for any number of rows",
+        "layout/config.h",
+        "rows <= kWarpgroupRows ? kWarpgroupRows : block_m",
+        "kWarpgroupRows",
+    ),
+    Mutant(
+        "split: short for 72 rows",
+        "layout/config.h",
+        "rows <= kWarpgroupRows ? kWarpgroupRows",
+        "rows <= kWarpgroupRows + 8 ? kWarpgroupRows",
+    ),
+    Mutant(
+        "split: rows of a full block expected for a short one",
+        "roles/load.h",
+        "tile_bytes = rows * kBlockK",
+        "tile_bytes = kStageBytes",
     ),
     Mutant(
         "split: both warpgroups take the first columns",
@@ -148,14 +159,14 @@ TILES = (
     Mutant(
         "swiglu: weight dropped",
         "epi/swiglu_quantise.h",
-        "acc.sum[p][gate + 4], clamp), rows.meta[row].weight)",
-        "acc.sum[p][gate + 4], clamp), 1.0f)",
+        "            scale.inverse = hw::mul(scale.inverse, weight);\n",
+        "",
     ),
     Mutant(
         "swiglu: gate clamped on both sides",
         "epi/swiglu_quantise.h",
-        "gate = hw::min_nan(gate, clamp);",
-        "gate = hw::max_nan(hw::min_nan(gate, clamp), -clamp);",
+        "gate = hw::min_nan(gate, limit);",
+        "gate = hw::max_nan(hw::min_nan(gate, limit), -limit);",
     ),
     Mutant(
         "scatter: to the wrong slot",
@@ -163,7 +174,7 @@ TILES = (
         "rows.meta[r].slot_row * u64(kConfig.hidden)",
         "(rows.meta[r].slot_row ^ 1) * u64(kConfig.hidden)",
     ),
-    Mutant("quad: second exchange skipped", "epi/quad.h", "bit <= 2", "bit <= 1"),
+    Mutant("scatter: lanes of a quad 4 channels apart", "epi/scatter.h", "quad_lane * 8", "quad_lane * 4"),
     Mutant(
         "combine: masked slots are added",
         "comm/combine.h",

@@ -78,15 +78,18 @@ private:
         first_row_ += expert_rows_;
         first_block_ += ceil_div(expert_rows_, kConfig.block_m);
         ++expert_;
-        expert_rows_ = hw::load_shared(ctx_.template shared<SmemField::ExpertRows, u32>() + expert_);
-        const u32* counts = ctx_.template shared<SmemField::RecvCounts, u32>() + expert_;
+        expert_rows_ = ctx_.expert_rows(expert_);
         DM_UNROLL
         for (u32 j = 0; j < kGroups; ++j) {
             const u32 i = j * kWarpSize + hw::lane_idx();
             list_base_[j] += source_rows_[j];
-            source_rows_[j] =
-                i < kConfig.num_ranks ? hw::load_shared(counts + source_of(i) * kConfig.experts_per_rank()) : 0;
+            source_rows_[j] = i < kConfig.num_ranks ? rows_of(source_of(i)) : 0;
         }
+    }
+
+    DM_DEVICE u32 rows_of(u32 source) const {
+        const u32 before = source == 0 ? 0 : hw::load_shared(ctx_.recv_rows(source - 1, expert_));
+        return hw::load_shared(ctx_.recv_rows(source, expert_)) - before;
     }
 
     const Context<kConfig>& ctx_;

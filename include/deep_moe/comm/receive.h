@@ -20,18 +20,14 @@ struct Receive {
         if (!hw::all_lanes(ok)) return false;
 
         const u32* counts = ctx.template own<BufferField::RecvCounts>();
-        u32* shared_counts = ctx.template shared<SmemField::RecvCounts, u32>();
-        u32* expert_rows = ctx.template shared<SmemField::ExpertRows, u32>();
         DM_NO_UNROLL
         for (u32 e = hw::lane_idx(); e < kLocal; e += kWarpSize) {
             u32 rows = 0;
             DM_NO_UNROLL
             for (u32 source = 0; source < kConfig.num_ranks; ++source) {
-                const u32 n = hw::load(counts + source * kLocal + e);
-                hw::store_shared(shared_counts + source * kLocal + e, n);
-                rows += n;
+                rows += hw::load(counts + source * kLocal + e);
+                hw::store_shared(ctx.recv_rows(source, e), rows);
             }
-            hw::store_shared(expert_rows + e, rows);
             if (hw::block_idx() == 0 && ctx.params.recv_stats != nullptr)
                 hw::store(ctx.params.recv_stats + e, hw::load(ctx.params.recv_stats + e) + i32(rows));
         }

@@ -7,10 +7,8 @@
 namespace deep_moe {
 
 // How the two math warpgroups share a tile: 64 rows and all 256 columns each, or, when the tile has at most 64 rows, 128
-// columns each. A short last block of an expert so costs half of a full one.
+// columns each.
 enum class TileSplit : u32 { Rows, Columns };
-
-constexpr u32 kWarpgroupRows = 64;
 
 template <TileSplit kSplit>
 struct Accumulator {
@@ -35,7 +33,7 @@ struct ThreadTile {
 
     u32 warpgroup;
     u32 first_row;  // within the block; the thread's second row is 8 further
-    u32 quad_lane;  // holds columns 2 * quad_lane, + 1 of every chunk of 8
+    u32 quad_lane;  // holds columns 2 * quad_lane, + 1 of every chunk of 8 columns
 
     DM_DEVICE explicit ThreadTile(u32 math_warp)
         : warpgroup(math_warp / 4),

@@ -1,22 +1,21 @@
 // End of an L1 tile: SwiGLU, top-k weight, requantisation to e4m3 with one scale per row and 128 channels, store.
 //
-// Gate and up rows of the weights alternate by 8, so chunk 2j of the accumulator holds 8 gate channels and chunk 2j + 1
-// the same 8 up channels, in the same thread. The 256 columns of a tile are one group of 128 channels; when the
-// warpgroups split the columns they exchange their maxima through shared memory.
+// Chunk 2j of the accumulator holds 8 gate channels and chunk 2j + 1 the same 8 up channels, in the same thread, and a
+// thread's channels of a piece are adjacent (layout/weights.h). The 256 columns of a tile are one group of 128 channels;
+// when the warpgroups split the columns they exchange their maxima through shared memory.
 #pragma once
 
 #include "deep_moe/comm/wait.h"
 #include "deep_moe/epi/accumulator.h"
-#include "deep_moe/epi/quad.h"
 #include "deep_moe/epi/quantise.h"
 
 namespace deep_moe {
 
-// NaN stays NaN. `clamp` is +inf for none.
-DM_DEVICE float swiglu(float gate, float up, float clamp) {
+constexpr float kLargestFloat = 3.402823466e38f;
+
+// silu(gate) * up. NaN stays NaN.
+DM_DEVICE float swiglu(float gate, float up) {
     constexpr float kLog2e = 1.4426950408889634f;
-    gate = hw::min_nan(gate, clamp);
-    up = hw::max_nan(hw::min_nan(up, clamp), -clamp);
     const float sigmoid = hw::rcp_approx(hw::add(1.0f, hw::exp2_approx(hw::mul(gate, -kLog2e))));
     return hw::mul(hw::mul(gate, sigmoid), up);
 }
@@ -31,25 +30,46 @@ struct SwigluQuantise {
                               const TileRows& rows, Accumulator<kSplit>& acc, u32& exchanges) {
         const bool writes = !ctx.warp_aborted();
         float amax[2];
-        activate(acc, rows, ctx.params.activation_clamp, amax);
+        if (ctx.params.activation_clamp <= kLargestFloat) clamp(acc, ctx.params.activation_clamp);
+        activate(acc, amax);
         if constexpr (ThreadTile<kSplit>::kByColumns) exchange(ctx, tile, amax, exchanges);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
-            const GroupScale scale = group_scale(amax[r]);
+            // The row's top-k weight is a factor of all its values: it goes into their scale.
+            const float weight = rows.meta[r].weight;
+            GroupScale scale = group_scale(hw::mul(amax[r], hw::abs(weight)));
+            scale.inverse = hw::mul(scale.inverse, weight);
             store_row(ctx, task, tile, acc, r, scale, writes && rows.valid[r]);
         }
     }
 
 private:
+    // Where gate and up of the i-th activated value of a piece are.
+    static constexpr u32 gate_of(u32 i) { return i / 4 * 8 + i % 4; }
+    static constexpr u32 up_of(u32 i) { return gate_of(i) + 4; }
+
+    // NaN stays NaN.
+    static DM_DEVICE void clamp(Accumulator<kSplit>& acc, float limit) {
+        DM_UNROLL
+        for (u32 p = 0; p < kPieces; ++p)
+            DM_UNROLL
+            for (u32 i = 0; i < kValues; ++i) {
+                float& gate = acc.sum[p][gate_of(i)];
+                float& up = acc.sum[p][up_of(i)];
+                gate = hw::min_nan(gate, limit);
+                up = hw::max_nan(hw::min_nan(up, limit), -limit);
+            }
+    }
+
     // Replaces the accumulators by activated values (the first half of each piece) and finds the rows' maxima.
-    static DM_DEVICE void activate(Accumulator<kSplit>& acc, const TileRows& rows, float clamp, float (&amax)[2]) {
+    static DM_DEVICE void activate(Accumulator<kSplit>& acc, float (&amax)[2]) {
         amax[0] = amax[1] = 0.0f;
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p)
             DM_UNROLL
             for (u32 i = 0; i < kValues; ++i) {
-                const u32 gate = i / 4 * 8 + i % 4, row = i / 2 % 2;
-                const float value = hw::mul(swiglu(acc.sum[p][gate], acc.sum[p][gate + 4], clamp), rows.meta[row].weight);
+                const float value = swiglu(acc.sum[p][gate_of(i)], acc.sum[p][up_of(i)]);
+                const u32 row = i / 2 % 2;
                 acc.sum[p][i] = value;
                 amax[row] = hw::max(amax[row], hw::abs(value));
             }
@@ -81,16 +101,13 @@ private:
                   task.n_tile * kScaleGroup;
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p) {
-            u32 packed[4];  // chunk pairs 2j (low half) and 2j + 1 (high half)
+            Vec16 bytes;
             DM_UNROLL
             for (u32 j = 0; j < 4; ++j) {
                 const float* v = acc.sum[p] + j * 8 + r * 2;
-                packed[j] = hw::pack_e4m3x2(hw::mul(v[0], scale.inverse), hw::mul(v[1], scale.inverse)) |
-                            hw::pack_e4m3x2(hw::mul(v[4], scale.inverse), hw::mul(v[5], scale.inverse)) << 16;
+                bytes.w[j] = hw::pack_e4m3x2(hw::mul(v[0], scale.inverse), hw::mul(v[1], scale.inverse)) |
+                             hw::pack_e4m3x2(hw::mul(v[4], scale.inverse), hw::mul(v[5], scale.inverse)) << 16;
             }
-            transpose_quad(packed);
-            const Vec16 bytes{{hw::byte_permute(packed[0], packed[1], 0x5410), hw::byte_permute(packed[2], packed[3], 0x5410),
-                               hw::byte_permute(packed[0], packed[1], 0x7632), hw::byte_permute(packed[2], packed[3], 0x7632)}};
             const u32 channel = tile.piece_column(p) / 2 + tile.quad_lane * 16;
             if (writes) hw::store(reinterpret_cast<Vec16*>(row + channel), bytes);
         }

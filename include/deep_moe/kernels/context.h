@@ -46,6 +46,7 @@ DM_DEVICE auto* buffer_field(u8* base) {
 template <MegaMoeConfig kConfig>
 struct Context {
     static constexpr u32 kStages = num_stages(kConfig);
+    static constexpr u32 kScaleTiles = num_scale_tiles(kConfig, kStages);
     DM_DEVICE static constexpr BarrierLayout barriers() { return BarrierLayout{kStages}; }
     static_assert(config_error(kConfig) == nullptr && kStages >= 2);
 
@@ -69,6 +70,16 @@ struct Context {
     DM_DEVICE T* shared() const {
         constexpr u32 kOffset = smem_offset(kConfig, kField);
         return reinterpret_cast<T*>(smem + kOffset);
+    }
+    // Rows that a local expert receives from the sources 0..source.
+    DM_DEVICE u32* recv_rows(u32 source, u32 expert) const {
+        return shared<SmemField::RecvRows, u32>() + source * kConfig.experts_per_rank() + expert;
+    }
+    // From all sources. After counts_ready.
+    DM_DEVICE u32 expert_rows(u32 expert) const { return hw::load_shared(recv_rows(kConfig.num_ranks - 1, expert)); }
+    // [K blocks][2] of the tile whose place in the ring of kScaleTiles is `slot`.
+    DM_DEVICE float* weight_scales(u32 slot) const {
+        return shared<SmemField::SfB, float>() + slot * scale_tile_floats(kConfig);
     }
     DM_DEVICE u64* barrier(u32 index) const { return shared<SmemField::Barriers, u64>() + index; }
     DM_DEVICE const TensorMap* map(MapIndex index) const { return &maps.maps[u32(index)]; }
@@ -110,7 +121,6 @@ struct Context {
         for (u32 i = 0; i < kNumDispatchWarps * kRowBuffers; ++i) hw::mbarrier_init(barrier(barriers().row(0, i)), 1);
         hw::mbarrier_init(barrier(barriers().counts_ready()), 1);
         hw::mbarrier_init(barrier(barriers().amax()), kNumMathWarps);
-        hw::mbarrier_init(barrier(barriers().lead()), kNumMathWarps / kNumMathWarpgroups);
         hw::fence_mbarrier_init();
         u32* state = shared<SmemField::State, u32>();
         hw::store_shared(state, 0u);

@@ -14,11 +14,11 @@ enum class Activation : u32 { SwiGLU = 0 };
 constexpr u32 kMaxRanks = 72;
 constexpr u32 kMaxExperts = 1024;
 constexpr u32 kMaxTopk = 16;
-constexpr u32 kBlockK = 128;      // bytes (e4m3 elements) of K per pipeline stage = one scale group
-constexpr u32 kBlockN = 256;      // weight rows of a tile; an L1 tile is 128 gate and 128 up rows
-constexpr u32 kScaleGroup = 128;  // channels that share an activation scale, rows and columns of a weight scale
-constexpr u32 kInterleave = 8;    // gate and up rows alternate in groups of 8 (one wgmma accumulator chunk)
-constexpr u32 kMinBlockM = 64;
+constexpr u32 kBlockK = 128;        // bytes (e4m3 elements) of K per pipeline stage = one scale group
+constexpr u32 kBlockN = 256;        // weight rows of a tile; an L1 tile is 128 gate and 128 up rows
+constexpr u32 kScaleGroup = 128;    // channels that share an activation scale, rows and columns of a weight scale
+constexpr u32 kWarpgroupRows = 64;  // that a warpgroup multiplies at a time
+constexpr u32 kMinBlockM = kWarpgroupRows;
 constexpr u32 kMaxOrderBlocks = 65536;  // of lag and unit: their rows fit 32 bits
 constexpr u32 kNumMathWarpgroups = 2;
 constexpr u32 kNumMathWarps = kNumMathWarpgroups * 4;
@@ -60,6 +60,8 @@ struct MegaMoeConfig {
     }
     constexpr u32 max_blocks() const { return max_blocks_of(kMinBlockM); }
     constexpr u32 ring_blocks() const { return ring_rows / block_m; }
+    // Rows that are loaded and multiplied for a tile of so many valid ones: a short last block of an expert costs half.
+    constexpr u32 tile_rows(u32 rows) const { return rows <= kWarpgroupRows ? kWarpgroupRows : block_m; }
 
     constexpr u32 math_registers() const { return block_m == 64 ? 184 : 224; }
     constexpr u32 aux_registers() const { return block_m == 64 ? 136 : 56; }

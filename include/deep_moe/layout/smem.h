@@ -13,17 +13,16 @@ constexpr u32 kRowBuffers = 2;         // rows in flight per dispatch warp
 constexpr u32 kMaxStages = 8;
 
 enum class SmemField : u32 {
-    A,           // [stages][BM][128] activations, 128-byte swizzle
-    B,           // [stages][256][128] weights, 128-byte swizzle
-    SfA,         // f32 [stages][BM]
-    SfB,         // f32 [stages][4]: a weight scale record
-    RowBuffer,   // [dispatch warps][2][H]: rows on their way from a peer to the pool
-    RecvCounts,  // u32 [R][E_local]: rows received per source and local expert
-    ExpertRows,  // u32 [E_local]: their sums over the sources
-    Tasks,       // TileTask [kTaskDepth]
-    Amax,        // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
-    Barriers,    // u64 [kNumBarriers]
-    State,       // u32 [2]: aborted flag, launch epoch
+    A,          // [stages][BM][128] activations, 128-byte swizzle
+    B,          // [stages][256][128] weights, 128-byte swizzle
+    SfA,        // f32 [stages][BM]
+    SfB,        // f32 [tiles][K blocks][2]: the weight scale records of the tiles under way
+    RowBuffer,  // [dispatch warps][2][H]: rows on their way from a peer to the pool
+    RecvRows,   // u32 [R][E_local]: rows received per local expert from this source and all before it
+    Tasks,      // TileTask [kTaskDepth]
+    Amax,       // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
+    Barriers,   // u64 [kNumBarriers]
+    State,      // u32 [2]: aborted flag, launch epoch
     kCount
 };
 
@@ -38,20 +37,29 @@ struct BarrierLayout {
     constexpr u32 row(u32 warp, u32 buffer) const { return 2 * stages + 2 * kTaskDepth + warp * kRowBuffers + buffer; }
     constexpr u32 counts_ready() const { return row(kNumDispatchWarps, 0); }
     constexpr u32 amax() const { return counts_ready() + 1; }
-    constexpr u32 lead() const { return amax() + 1; }
-    constexpr u32 count() const { return lead() + 1; }
+    constexpr u32 count() const { return amax() + 1; }
 };
+
+// Tiles whose weight scales are in shared memory at a time. The scales of a tile overwrite those of the tile so many
+// before, when the loader has been given its first stage: by then that tile must have been multiplied.
+constexpr u32 num_scale_tiles(const MegaMoeConfig& c, u32 stages) {
+    return 1 + ceil_div(stages - 1, min_of(c.l1_k_blocks(), c.l2_k_blocks()));
+}
+// Floats of one of them.
+constexpr u32 scale_tile_floats(const MegaMoeConfig& c) {
+    return scale_records(max_of(c.l1_k_blocks(), c.l2_k_blocks())) * kWeightScaleRecord;
+}
 
 constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, SmemField field) {
     switch (field) {
         case SmemField::A: return {"smem_a", Dtype::E4m3, {stages, c.block_m, kBlockK}, 1024};
         case SmemField::B: return {"smem_b", Dtype::E4m3, {stages, kBlockN, kBlockK}, 1024};
         case SmemField::SfA: return {"smem_sf_a", Dtype::F32, {stages, c.block_m, 1}, 128};
-        case SmemField::SfB: return {"smem_sf_b", Dtype::F32, {stages, kWeightScaleRecord, 1}, 128};
+        case SmemField::SfB:
+            return {"smem_sf_b", Dtype::F32, {num_scale_tiles(c, stages), scale_tile_floats(c), 1}, 128};
         case SmemField::RowBuffer:
             return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, kRowBuffers, align_up(c.hidden, 128u)}, 128};
-        case SmemField::RecvCounts: return {"smem_recv_counts", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
-        case SmemField::ExpertRows: return {"smem_expert_rows", Dtype::U32, {c.experts_per_rank(), 1, 1}, 16};
+        case SmemField::RecvRows: return {"smem_recv_rows", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
         case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
         case SmemField::Amax: return {"smem_amax", Dtype::F32, {2, kNumMathWarpgroups, 64}, 16};
         case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {BarrierLayout{stages}.count(), 1, 1}, 16};

@@ -13,44 +13,36 @@ struct MathRole {
     static constexpr u32 kStages = Context<kConfig>::kStages;
     using Stage = RingPosition<kStages>;
 
-    // The second warpgroup starts a tile when the first has done this many K blocks of it. So they stay apart: while one
-    // is in its epilogue the other has the tensor cores. More would leave too few stages for the loads under way.
-    static constexpr u32 kLead = 1;
-    // In a tile of fewer K blocks than stages the first warpgroup could be two tiles ahead, and the barrier's phase come
-    // round; with 64 rows the layer is bound by memory anyway.
-    static constexpr u32 kFewestKBlocks = min_of(kConfig.l1_k_blocks(), kConfig.l2_k_blocks());
-    static constexpr bool kLeads = (kConfig.block_m > kWarpgroupRows) && (kFewestKBlocks >= kStages);
-    static_assert(kLead < kStages || !kLeads);
-
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 math_warp) {
         TaskRing<kConfig> tasks;
         Stage stage;
-        u32 exchanges = 0, tiles = 0;
-        for (;; ++tiles) {
+        RingPosition<Context<kConfig>::kScaleTiles> scales;
+        u32 exchanges = 0;
+        for (;;) {
             const TileTask task = tasks.take_warp(ctx);
             ctx.trace.lap(TraceKind::WaitTask, task);
             if (task.kind == TaskKind::End) break;
-            if (kLeads && math_warp >= kNumMathWarps / kNumMathWarpgroups)
-                wait_barrier(ctx, ctx.barriers().lead(), tiles & 1);
-            if (kConfig.block_m == kWarpgroupRows || task.rows <= kWarpgroupRows)
-                run_tile<TileSplit::Columns>(ctx, task, math_warp, stage, exchanges);
+            const float* weight_scales = ctx.weight_scales(scales.slot);
+            if (kConfig.tile_rows(task.rows) == kWarpgroupRows)
+                run_tile<TileSplit::Columns>(ctx, task, weight_scales, math_warp, stage, exchanges);
             else
-                run_tile<TileSplit::Rows>(ctx, task, math_warp, stage, exchanges);
+                run_tile<TileSplit::Rows>(ctx, task, weight_scales, math_warp, stage, exchanges);
+            scales.advance();
         }
         finish(ctx, hw::block_idx() * kNumMathWarps + math_warp);
     }
 
 private:
     template <TileSplit kSplit>
-    static DM_DEVICE void run_tile(const Context<kConfig>& ctx, const TileTask& task, u32 math_warp, Stage& stage,
-                                   u32& exchanges) {
+    static DM_DEVICE void run_tile(const Context<kConfig>& ctx, const TileTask& task, const float* weight_scales,
+                                   u32 math_warp, Stage& stage, u32& exchanges) {
         const ThreadTile<kSplit> tile(math_warp);
         Accumulator<kSplit> acc;
         acc.clear();
         wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
         ctx.trace.lap(TraceKind::WaitFirstStage, task);
         const TileRows rows(ctx, task, tile);
-        multiply(ctx, task, tile, acc, stage);
+        multiply(ctx, task, tile, weight_scales, acc, stage);
         ctx.trace.lap(TraceKind::Multiply, task);
         if (task.kind == TaskKind::L1)
             SwigluQuantise<kConfig, kSplit>::run(ctx, task, tile, rows, acc, exchanges);
@@ -61,13 +53,13 @@ private:
 
     template <TileSplit kSplit>
     static DM_DEVICE void multiply(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
-                                   Accumulator<kSplit>& acc, Stage& stage) {
+                                   const float* weight_scales, Accumulator<kSplit>& acc, Stage& stage) {
         constexpr u32 kPieces = Accumulator<kSplit>::kPieces;
         const bool is_l1 = task.kind == TaskKind::L1;
         const u32 k_blocks = ctx.k_blocks(task.kind);
         const u32 address_a = hw::shared_address(ctx.template shared<SmemField::A, u8>() + tile.a_row() * kBlockK);
         const u32 address_b = hw::shared_address(ctx.template shared<SmemField::B, u8>() + tile.b_row() * kBlockK);
-        for (u32 kb = 0; kb < k_blocks; ++kb) {
+        for (u32 kb = 0; kb < k_blocks; ++kb, weight_scales += kWeightScaleRecord) {
             // NOTES: made uniform here, inside the loop: what is carried around a loop loses it, and then 32 moves to
             // uniform registers stand between two instructions of the tensor core instead of 2.
             const u64 desc_a = swizzle128_descriptor(hw::uniform(address_a + stage.slot * kConfig.block_m * kBlockK));
@@ -79,13 +71,11 @@ private:
                 float partial[kPieceRegisters];
                 multiply_piece(partial, desc_a, advance_descriptor(desc_b, p * kPieceN * kBlockK));
                 // Behind the first wgmma, so that the tensor core does not wait for them.
-                if (p == 0) load_scales(ctx, tile, stage, x_sf, w_sf);
+                if (p == 0) load_scales(ctx, tile, stage, weight_scales, x_sf, w_sf);
                 hw::wgmma_wait<0>();
                 if (p + 1 == kPieces) {
                     release(ctx, stage);
                     stage.advance();
-                    if (kLeads && kb + 1 == kLead && tile.warpgroup == 0 && hw::lane_idx() == 0)
-                        hw::mbarrier_arrive(ctx.barrier(ctx.barriers().lead()));
                 }
                 promote_piece(acc.sum[p], partial, piece_scales(is_l1, tile.piece_column(p) / kPieceN, x_sf, w_sf));
             }
@@ -94,13 +84,12 @@ private:
 
     template <TileSplit kSplit>
     static DM_DEVICE void load_scales(const Context<kConfig>& ctx, const ThreadTile<kSplit>& tile, const Stage& stage,
-                                      float (&x_sf)[2], float (&w_sf)[2]) {
+                                      const float* weight_scales, float (&x_sf)[2], float (&w_sf)[2]) {
         const float* sf_a = ctx.template shared<SmemField::SfA, float>() + stage.slot * kConfig.block_m;
-        const float* sf_b = ctx.template shared<SmemField::SfB, float>() + stage.slot * kWeightScaleRecord;
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
             x_sf[r] = hw::load_shared(sf_a + tile.row(r));
-            w_sf[r] = hw::load_shared(sf_b + r);
+            w_sf[r] = hw::load_shared(weight_scales + r);
         }
     }
 
