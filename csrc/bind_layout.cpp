@@ -99,9 +99,11 @@ void bind_layout(py::module_& m) {
     m.def("scale_records", &scale_records, py::arg("k_blocks"), "Weight scale records of one tile.");
     m.def("l1_scale_records", &l1_scale_records, "Weight scale records of one expert's L1 matrix.");
     m.def("l2_scale_records", &l2_scale_records, "Weight scale records of one expert's L2 matrix.");
-    m.def("l1_rows", &l1_rows, "Rows of one expert's L1 matrix.");
+    m.def("l1_weight_bytes", &l1_weight_bytes, "Bytes of one expert's L1 matrix.");
+    m.def("l2_weight_bytes", &l2_weight_bytes, "Bytes of one expert's L2 matrix.");
     m.def("l1_row_of", &l1_row_of, py::arg("channel"), py::arg("is_up"));
     m.def("l2_row_of", &l2_row_of, py::arg("channel"));
+    m.def("weight_byte_of", &weight_byte_of, py::arg("k_blocks"), py::arg("row"), py::arg("k"));
     m.def("tensor_maps", &tensor_maps, "The tensor maps as dictionaries.");
     m.def("abort_record", &abort_record, py::arg("code"), py::arg("site"), py::arg("rank"), py::arg("index"));
 }

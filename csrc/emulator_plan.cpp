@@ -56,10 +56,10 @@ void add_buffer(emu::LaunchRequest& request, const MegaMoeConfig& config, u32 ra
 
 void add_weights(emu::LaunchRequest& request, const MegaArguments& a) {
     const MegaMoeConfig& c = a.config;
-    const u64 local = c.experts_per_rank(), hidden = c.hidden, record = kWeightScaleRecord * sizeof(float);
-    request.regions.push_back(region("l1_weights", a.l1_weights, local * l1_rows(c) * hidden, false));
+    const u64 local = c.experts_per_rank(), record = kWeightScaleRecord * sizeof(float);
+    request.regions.push_back(region("l1_weights", a.l1_weights, local * l1_weight_bytes(c), false));
     request.regions.push_back(region("l1_scales", a.l1_scales, local * l1_scale_records(c) * record, false));
-    request.regions.push_back(region("l2_weights", a.l2_weights, local * hidden * c.intermediate, false));
+    request.regions.push_back(region("l2_weights", a.l2_weights, local * l2_weight_bytes(c), false));
     request.regions.push_back(region("l2_scales", a.l2_scales, local * l2_scale_records(c) * record, false));
 }
 

@@ -28,6 +28,8 @@ MegaMoeParams make_params(const MegaArguments& arguments) {
         throw std::invalid_argument("a launch plan needs one buffer address per rank, and a rank among them");
     MegaMoeParams params{};
     for (size_t i = 0; i < arguments.peers.size(); ++i) params.peers[i] = pointer<u8>(arguments.peers[i]);
+    params.l1_weights = pointer<u8>(arguments.l1_weights);
+    params.l2_weights = pointer<u8>(arguments.l2_weights);
     params.l1_scales = pointer<float>(arguments.l1_scales);
     params.l2_scales = pointer<float>(arguments.l2_scales);
     params.host_status = pointer<u64>(arguments.host_status);
@@ -49,10 +51,7 @@ u64 tensor_map_address(const MegaArguments& arguments, MapIndex map) {
     switch (map) {
         case MapIndex::L1Acts:
         case MapIndex::L1ShortActs: return field_address(arguments, BufferField::L1Pool);
-        case MapIndex::L1Weights: return arguments.l1_weights;
-        case MapIndex::L2Acts:
-        case MapIndex::L2ShortActs: return field_address(arguments, BufferField::L2Pool);
-        default: return arguments.l2_weights;
+        default: return field_address(arguments, BufferField::L2Pool);
     }
 }
 

@@ -23,6 +23,7 @@ void api_mbarrier_init(ThreadHead*, u64* barrier, u32 arrivals);
 void api_fence_mbarrier_init(ThreadHead*);
 void api_mbarrier_arrive(ThreadHead*, u64* barrier, u32 expect_tx_bytes);
 void api_mbarrier_arrive_cluster(ThreadHead*, u64* barrier, u32 cta_rank);
+bool api_mbarrier_test_wait(ThreadHead*, u64* barrier, u32 parity);
 bool api_mbarrier_try_wait(ThreadHead*, u64* barrier, u32 parity);
 
 // copies.cpp

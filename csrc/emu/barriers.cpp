@@ -174,12 +174,36 @@ void api_mbarrier_arrive_cluster(ThreadHead* t, u64* p, u32 cta_rank) {
     arrive_on(f, cta, find_barrier(f, cta, same_place(*f, cta, p), kWhat), 0);
 }
 
+namespace {
+
+Barrier& waited_barrier(Fiber* f, const u64* p, u32 parity, const char* what) {
+    f->world->enter(f);
+    if (parity > 1) fail(f, FaultKind::Protocol, what + (" with parity " + std::to_string(parity)));
+    return find_barrier(f, *f->cta, p, what);
+}
+
+// f has seen that the barrier's last phase has completed.
+void see_completed(Fiber* f, const Barrier& b) {
+    if (f->world->weak_memory) {
+        acquire_view(f, b.completed);
+        f->reads = f->world->sizes.join(f->reads, b.completed_reads);
+    }
+}
+
+}  // namespace
+
+bool api_mbarrier_test_wait(ThreadHead* t, u64* p, u32 parity) {
+    Fiber* f = static_cast<Fiber*>(t);
+    const Barrier& b = waited_barrier(f, p, parity, "mbarrier_test_wait");
+    if ((b.phase & 1) == parity) return false;
+    see_completed(f, b);
+    return true;
+}
+
 bool api_mbarrier_try_wait(ThreadHead* t, u64* p, u32 parity) {
     Fiber* f = static_cast<Fiber*>(t);
     WorldImpl& world = *f->world;
-    world.enter(f);
-    Barrier& b = find_barrier(f, *f->cta, p, "mbarrier_try_wait");
-    if (parity > 1) fail(f, FaultKind::Protocol, "mbarrier_try_wait with parity " + std::to_string(parity));
+    Barrier& b = waited_barrier(f, p, parity, "mbarrier_try_wait");
     if ((b.phase & 1) == parity) {
         if (world.random.one_in(32)) return false;  // hardware may give up, too
         f->address = p;
@@ -188,10 +212,7 @@ bool api_mbarrier_try_wait(ThreadHead* t, u64* p, u32 parity) {
         world.block(f, Wait::MBarrier);
         if (f->result == 0) return false;
     }
-    if (world.weak_memory) {
-        acquire_view(f, b.completed);
-        f->reads = world.sizes.join(f->reads, b.completed_reads);
-    }
+    see_completed(f, b);
     f->named_site = false;
     ++f->cta->grid->counts.mbarrier_waits;
     return true;

@@ -184,6 +184,7 @@ const Api kApi = {
     .fence_mbarrier_init = api_fence_mbarrier_init,
     .mbarrier_arrive = api_mbarrier_arrive,
     .mbarrier_arrive_cluster = api_mbarrier_arrive_cluster,
+    .mbarrier_test_wait = api_mbarrier_test_wait,
     .mbarrier_try_wait = api_mbarrier_try_wait,
     .bulk_load = api_bulk_load,
     .bulk_store = api_bulk_store,

@@ -1,9 +1,11 @@
 """transform_weights: from a checkpoint's expert weights to the bytes that every kernel variant reads.
 
-The layout is that of include/deep_moe/layout/weights.h: rows permuted so that what a lane holds of an accumulator are
-adjacent channels, gate and up in turns, and the block scales gathered into pairs, one per 256 rows and 128 of K.
+The layout is that of include/deep_moe/layout/weights.h: blocks of 256 rows and 128 of K, each as it will lie in shared
+memory, rows permuted so that what a lane holds of an accumulator are adjacent channels, gate and up in turns; and the
+block scales gathered into pairs, one per block.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,15 +14,20 @@ from torch import Tensor
 
 from .. import _C
 from ..config import Problem
-from .checks import byte_range, check_device, check_dtype, check_matrix, check_shape, check_tensor, overlap
+from .checks import byte_range, check_device, check_dtype, check_matrix, check_tensor, overlap
 
 E4M3 = torch.float8_e4m3fn
 BLOCK = _C.kScaleGroup
 GROUP = {"l1": _C.kL1GroupChannels, "l2": _C.kL2GroupChannels}  # channels that a quad of lanes holds together
-LAYOUT = f"fp8-groups{GROUP['l1']}x{GROUP['l2']}-n{_C.kBlockN}-record{_C.kWeightScaleRecord}"
+LAYOUT = (
+    f"fp8-blocks{_C.kBlockN}x{_C.kBlockK}-swizzle128-groups{GROUP['l1']}x{GROUP['l2']}-record{_C.kWeightScaleRecord}"
+)
+PADDED = "[experts, row tiles, K blocks, 256, 128], rows and K padded to whole blocks,"
 
 QUAD = 4  # lanes that share the 8 columns of an accumulator chunk
 PAIR = 2  # adjacent columns of a lane in each chunk
+VECTOR = 16  # bytes that the swizzle moves together
+VECTORS = _C.kBlockK // VECTOR
 
 
 def _blocks(extent: int) -> int:
@@ -32,7 +39,8 @@ class TransformedWeights:
 
     Attributes:
         kind: "l1" (gate and up) or "l2" (down).
-        weight: e4m3 [E_local, 2 * I padded to 64, H] (l1) or [E_local, H, I] (l2), rows permuted; padding is zeros.
+        weight: e4m3 [E_local, row tiles, K blocks, 256, 128], rows permuted, vectors of 16 bytes swizzled. Rows (l1:
+            2I, l2: H) are padded to 256 and K (l1: H, l2: I) to 128, with zeros.
         scales: fp32 [E_local, row tiles, K blocks padded to an even number, 2].
         layout: names the byte layout; kernels of another layout refuse it.
         mma_type, hidden, intermediate, num_local_experts.
@@ -49,9 +57,9 @@ class TransformedWeights:
         self.hidden = problem.hidden
         self.intermediate = problem.intermediate
         self.num_local_experts = weight.shape[0]
-        # Launch plans are kept by it: equal keys must mean the same bytes of the same layout. The shape has I padded.
-        addresses = (weight.data_ptr(), scales.data_ptr())
-        self.key = (*addresses, kind, LAYOUT, problem.mma_type, problem.intermediate, *weight.shape)
+        # Launch plans are kept by it: equal keys must mean the same bytes of the same layout. Shapes have sizes padded.
+        sizes = (problem.hidden, problem.intermediate, self.num_local_experts)
+        self.key = (weight.data_ptr(), scales.data_ptr(), kind, LAYOUT, problem.mma_type, *sizes)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, "key"):
@@ -67,17 +75,33 @@ class TransformedWeights:
     def dequantize(self) -> Tensor:
         """fp32 in the natural layout: [E_local, 2I, H] with the gate rows first (l1), [E_local, H, I] (l2)."""
         first, second = self.scales[..., 0], self.scales[..., 1]
+        rows, columns = self.intermediate, self.hidden
+        if self.kind == "l2":
+            rows, columns = columns, rows
+        blocks = _by_channel(_bytes(self.weight), self.kind)[_swizzle(self.weight.device)]
+        natural = blocks.permute(3, 4, 5, 6, 0, 7, 1, 8, 2, 9).flatten(7, 9).flatten(2, 6).view(E4M3)
+        parts = natural[:, :, :rows, :columns].unbind(1)
         if self.kind == "l1":
-            gate, up = _by_channel(self.weight, "l1").flatten(2, 5)[:, :, : self.intermediate].unbind(1)
-            return torch.cat([_scaled(gate, first), _scaled(up, second)], dim=1)
-        down = _by_channel(self.weight, "l2").flatten(1, 5)
-        return _scaled(down, torch.stack([first, second], dim=2).flatten(1, 2))
+            return torch.cat([_scaled(parts[0], first), _scaled(parts[1], second)], dim=1)
+        return _scaled(parts[0], torch.stack([first, second], dim=2).flatten(1, 2))
 
 
 def _by_channel(weight: Tensor, kind: str) -> Tensor:
-    """Permuted rows in the order of channels: a view [E_local, gate and up (l2: 1), groups, QUAD, chunks, PAIR, K]."""
+    """A view [QUAD, PAIR, VECTORS, E, gate and up (l2: 1), row tiles, groups, chunks, K blocks, 16] of a weight.
+
+    A channel's number is made of (row tiles, groups, QUAD, chunks, PAIR), that of K of (K blocks, VECTORS, 16), but for
+    the swizzle.
+    """
     halves, chunks = (2 if kind == "l1" else 1), GROUP[kind] // (QUAD * PAIR)
-    return weight.unflatten(1, (-1, chunks, halves, QUAD, PAIR)).permute(0, 3, 1, 4, 2, 5, 6)
+    rows = weight.unflatten(4, (VECTORS, VECTOR)).unflatten(3, (-1, chunks, halves, QUAD, PAIR))
+    return rows.permute(6, 7, 8, 0, 5, 1, 3, 4, 2, 9)
+
+
+def _swizzle(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Index into the first three of these dimensions, after which VECTORS are in the order of K."""
+    lane, pair, vector = (torch.arange(size, device=device) for size in (QUAD, PAIR, VECTORS))
+    lane, pair = lane[:, None, None], pair[:, None]
+    return lane, pair, vector ^ (lane * PAIR + pair)  # which is the row's number modulo 8
 
 
 def _scaled(values: Tensor, scales: Tensor) -> Tensor:
@@ -99,12 +123,15 @@ def transform_weights(
             needed when I is not a multiple of 128. Scales are multipliers of 128x128 blocks.
         down: (e4m3 [E_local, H, I], fp32 [E_local, ceil(H/128), ceil(I/128)]).
         out: storage to reuse: the (l1, l2) of an earlier call, whose addresses then stay (captured graphs see the new
-            weights), or two e4m3 tensors [E_local, 2 * I padded to 64, H] and [E_local, H, I]. They may be the memory
-            of gate_up (in one tensor it has this shape) and of down, expert for expert, and must not overlap the inputs
-            or each other in any other way.
+            weights), or two contiguous, 16-byte aligned e4m3 tensors of any shape with E_local * (2I padded to 256) *
+            (H padded to 128) and E_local * (H padded to 256) * (I padded to 128) elements. They may be the memory of
+            gate_up (in one tensor, unless padding makes the result larger) and of down, expert for expert, and must not
+            overlap the inputs or each other in any other way.
 
     Returns:
-        (l1, l2). Beyond it, the memory of one expert is needed for a moment.
+        (l1, l2). Beyond it, the memory of one expert's larger matrix is needed for a moment. Rows are padded to 256 and
+        K to 128, which costs memory and the time to read it unless H is a multiple of 256 and I of 128. Example: with
+        H = I = 2880, l1 (5760 x 2880) becomes 5888 x 2944, 4 % more, and l2 (2880 x 2880) 3072 x 2944, 9 % more.
 
     Raises:
         TypeError: not a tensor, or not a pair. ValueError: shape, dtype, device or layout.
@@ -118,8 +145,8 @@ def transform_weights(
     _check_block_scaled("down", down, down_sf, shape, "[experts, H, I]", device)
     l1, l2 = _storage(problem, experts, device, out)
     _refuse_overlaps(gate, up, down, l1.weight, l2.weight)
-    _permute(l1, gate, up)
-    _permute(l2, down)
+    _place(l1, gate, up)
+    _place(l2, down)
     h_blocks, i_blocks = _blocks(problem.hidden), _blocks(problem.intermediate)
     l1.scales[:, :, :h_blocks, 0].copy_(gate_sf)
     l1.scales[:, :, :h_blocks, 1].copy_(up_sf)
@@ -195,36 +222,41 @@ def _check_block_scaled(name: str, values: Any, scales: Any, shape: Sequence[int
 def _storage(problem: Problem, experts: int, device: torch.device, out: Any) -> tuple[TransformedWeights, ...]:
     """The result objects: new, or on the storage of `out`."""
     h, i = problem.hidden, problem.intermediate
-    l1_rows = 2 * GROUP["l1"] * -(-i // GROUP["l1"])
     first, second = (None, None) if out is None else _pair("out", out)
-    l1_what, l2_what = f"[experts, 2 * I padded to {GROUP['l1']}, H]", "[experts, H, I]"
-    l1 = _result("l1", "out[0]", first, problem, (experts, l1_rows, h), l1_what, device)
-    l2 = _result("l2", "out[1]", second, problem, (experts, h, i), l2_what, device)
+    l1 = _result("l1", "out[0]", first, problem, experts, (2 * i, h), device)
+    l2 = _result("l2", "out[1]", second, problem, experts, (h, i), device)
     return l1, l2
 
 
 def _result(
-    kind: str, name: str, item: Any, problem: Problem, shape: Sequence[int], what: str, device: torch.device
+    kind: str, name: str, item: Any, problem: Problem, experts: int, matrix: tuple[int, int], device: torch.device
 ) -> TransformedWeights:
-    """One of them; item: None, or one of `out`, then called `name`. shape, what: of its weight."""
-    experts, rows, columns = shape
-    sf_shape = (experts, -(-rows // _C.kBlockN), _C.scale_records(_blocks(columns)), _C.kWeightScaleRecord)
+    """One of them; item: None, or one of `out`, then called `name`. matrix: rows and K of an expert."""
+    tiles, k_blocks = -(-matrix[0] // _C.kBlockN), -(-matrix[1] // _C.kBlockK)
+    shape = (experts, tiles, k_blocks, _C.kBlockN, _C.kBlockK)
+    sf_shape = (experts, tiles, _C.scale_records(k_blocks), _C.kWeightScaleRecord)
     if isinstance(item, TransformedWeights):
         if item.kind != kind or item.layout != LAYOUT:
             raise ValueError(f"{name} is {item.kind} in layout {item.layout}; it must be {kind} in {LAYOUT}")
-        if item.intermediate != problem.intermediate:  # shapes have it padded
-            raise ValueError(f"{name} has intermediate {item.intermediate}; it must have {problem.intermediate}")
-        check_matrix(f"{name}.weight", item.weight, shape, what, device, E4M3)
+        for size in ("hidden", "intermediate"):  # shapes have them padded
+            if getattr(item, size) != getattr(problem, size):
+                raise ValueError(f"{name} has {size} {getattr(item, size)}; it must have {getattr(problem, size)}")
+        check_matrix(f"{name}.weight", item.weight, shape, PADDED, device, E4M3)
         check_matrix(f"{name}.scales", item.scales, sf_shape, "[experts, tiles, records, 2]", device, torch.float32)
         return item
-    weight = torch.empty(shape, dtype=E4M3, device=device) if item is None else item
-    check_tensor(name, weight)
-    check_dtype(name, weight, E4M3)
-    check_device(name, weight, device)
-    check_shape(name, weight, shape, what)
-    if not weight.is_contiguous() or weight.data_ptr() % 16:
-        raise ValueError(f"{name} has strides {weight.stride()}; it must be contiguous and 16-byte aligned")
-    return TransformedWeights(kind, weight, torch.zeros(sf_shape, dtype=torch.float32, device=device), problem)
+    memory = torch.empty(shape, dtype=E4M3, device=device) if item is None else item
+    check_tensor(name, memory)
+    check_dtype(name, memory, E4M3)
+    check_device(name, memory, device)
+    if memory.numel() != math.prod(shape):
+        raise ValueError(
+            f"{name} has {memory.numel()} elements (shape {list(memory.shape)}); it must have {math.prod(shape)}: "
+            f"{PADDED} = {list(shape)}, for matrices {list(matrix)}"
+        )
+    if not memory.is_contiguous() or memory.data_ptr() % 16:
+        raise ValueError(f"{name} has strides {memory.stride()}; it must be contiguous and 16-byte aligned")
+    scales = torch.zeros(sf_shape, dtype=torch.float32, device=device)
+    return TransformedWeights(kind, memory.view(shape), scales, problem)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -254,18 +286,28 @@ def _refuse_overlaps(gate: Tensor, up: Tensor, down: Tensor, l1: Tensor, l2: Ten
             )
 
 
-def _permute(target: TransformedWeights, *parts: Tensor) -> None:
-    """Rows of parts (gate and up, or down) to their places, expert by expert: target may be the memory of the parts."""
-    by_channel = _by_channel(_bytes(target.weight), target.kind)
-    chunks = by_channel.shape[4]
+def _place(target: TransformedWeights, *parts: Tensor) -> None:
+    """Parts (gate and up, or down) to their places, expert by expert: target may be the memory of the parts."""
     copies = any(overlap(target.weight, part) for part in parts)
-    for expert, halves in enumerate(by_channel):
-        sources = [_bytes(part[expert]) for part in parts]
-        if copies:
-            sources = [source.clone() for source in sources]
-        for half, source in zip(halves, sources, strict=True):
-            runs = source.unflatten(0, (-1, chunks, PAIR))  # what one lane holds; I is a multiple of 16, whole runs
-            for lane in range(QUAD):
-                own = runs[lane::QUAD]
-                half[: len(own), lane].copy_(own)
-                half[len(own) :, lane].zero_()  # padding
+    swizzle = _swizzle(target.weight.device)
+    by_channel = _by_channel(_bytes(target.weight), target.kind)
+    for expert in range(target.num_local_experts):
+        _place_expert(by_channel[:, :, :, expert], swizzle, [_bytes(part[expert]) for part in parts], copies)
+
+
+def _place_expert(target: Tensor, swizzle: tuple[Tensor, ...], parts: Sequence[Tensor], copies: bool) -> None:
+    tiles, groups, chunks, k_blocks = target.shape[4:8]
+    rows, columns = tiles * groups * QUAD * chunks * PAIR, k_blocks * _C.kBlockK
+    sources = [_whole_blocks(part, rows, columns, copies) for part in parts]  # all of them before the first is written
+    for half, source in enumerate(sources):
+        split = source.unflatten(1, (k_blocks, VECTORS, VECTOR)).unflatten(0, (tiles, groups, QUAD, chunks, PAIR))
+        target[:, :, :, half][swizzle] = split.permute(2, 4, 6, 0, 1, 3, 5, 7)
+
+
+def _whole_blocks(part: Tensor, rows: int, columns: int, copy: bool) -> Tensor:
+    """A matrix padded with zeros to this size; itself where it has it, unless a copy is asked for."""
+    if part.shape == (rows, columns):
+        return part.clone() if copy else part
+    padded = part.new_zeros(rows, columns)
+    padded[: part.shape[0], : part.shape[1]].copy_(part)
+    return padded

@@ -95,12 +95,7 @@ def test_large_tiles_have_four_stages(preset, ranks):
 def test_tensor_maps_stay_inside_what_they_describe():
     for config in CONFIGS:
         sizes = {name: num_bytes for name, *_, num_bytes in _C.buffer_fields(config)}
-        local_hidden = config.experts_per_rank * config.hidden
         sizes |= {f"l{i}_{acts}": sizes[f"l{i}_pool"] for i in (1, 2) for acts in ("acts", "short_acts")}
-        sizes |= {
-            "l1_weights": local_hidden * _C.l1_rows(config),
-            "l2_weights": local_hidden * config.intermediate,
-        }
         for tensor_map in _C.tensor_maps(config):
             extents = zip(tensor_map["dims"], [1, *tensor_map["strides"]], strict=True)
             assert 1 + sum((n - 1) * stride for n, stride in extents) == sizes[tensor_map["name"]]
@@ -110,11 +105,32 @@ def test_tensor_maps_stay_inside_what_they_describe():
 
 def test_row_permutations():
     for config in CONFIGS:
-        padded = _C.l1_rows(config) // 2
-        assert config.intermediate <= padded < config.intermediate + _C.kL1GroupChannels
-        rows = [_C.l1_row_of(channel, up) for channel in range(padded) for up in (False, True)]
-        assert sorted(rows) == list(range(_C.l1_rows(config)))
-        assert sorted(map(_C.l2_row_of, range(config.hidden))) == list(range(config.hidden))
+        l1_rows, l2_rows = config.l1_n_tiles * _C.kBlockN, config.l2_n_tiles * _C.kBlockN
+        assert 0 <= l1_rows - 2 * config.intermediate < _C.kBlockN and 0 <= l2_rows - config.hidden < _C.kBlockN
+        rows = [_C.l1_row_of(channel, up) for channel in range(l1_rows // 2) for up in (False, True)]
+        assert sorted(rows) == list(range(l1_rows))
+        assert sorted(map(_C.l2_row_of, range(l2_rows))) == list(range(l2_rows))
+
+
+def test_weights_of_an_expert_are_whole_blocks():
+    for config in CONFIGS:
+        l1_k, l2_k = config.l1_k_blocks * _C.kBlockK, config.l2_k_blocks * _C.kBlockK
+        assert 0 <= l1_k - config.hidden < _C.kBlockK and 0 <= l2_k - config.intermediate < _C.kBlockK
+        assert _C.l1_weight_bytes(config) == config.l1_n_tiles * _C.kBlockN * l1_k
+        assert _C.l2_weight_bytes(config) == config.l2_n_tiles * _C.kBlockN * l2_k
+
+
+@pytest.mark.parametrize("tiles, k_blocks", [(1, 1), (2, 3), (3, 2)])
+def test_a_block_of_weights_lies_as_in_shared_memory(tiles, k_blocks):
+    """Block after block, and in each every element where a tensor map with the 128-byte swizzle would put it."""
+    block_bytes = _C.kBlockN * _C.kBlockK
+    assert block_bytes == 32 * 1024
+    for block in range(tiles * k_blocks):
+        row, k = block // k_blocks * _C.kBlockN, block % k_blocks * _C.kBlockK
+        rows, columns = range(row, row + _C.kBlockN), range(k, k + _C.kBlockK)
+        found = [_C.weight_byte_of(k_blocks, row, k) - block * block_bytes for row in rows for k in columns]
+        assert found == [address ^ (address >> 3 & 0x70) for address in range(block_bytes)]
+        assert sorted(found) == list(range(block_bytes))
 
 
 def accumulator_rows(quad_lane, num_rows, first_chunk=0, step=1):

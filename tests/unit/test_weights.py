@@ -5,10 +5,11 @@ import torch
 
 import deep_moe
 from deep_moe import _C, reference, testing
-from deep_moe.ops.weights import E4M3, TransformedWeights
+from deep_moe.ops.weights import E4M3, TransformedWeights, check_weights
 
-EVEN = deep_moe.Problem(num_experts=4, num_topk=2, hidden=320, intermediate=256, max_tokens_per_rank=8)
+EVEN = deep_moe.Problem(num_experts=4, num_topk=2, hidden=512, intermediate=256, max_tokens_per_rank=8)  # whole blocks
 ODD = deep_moe.Problem(num_experts=3, num_topk=1, hidden=448, intermediate=208, max_tokens_per_rank=8)
+L1_EVEN = deep_moe.Problem(num_experts=2, num_topk=1, hidden=384, intermediate=128, max_tokens_per_rank=8)
 
 
 def same_bytes(a, b):
@@ -38,32 +39,47 @@ def test_concatenated_and_separate_forms_give_the_same():
         assert same_bytes(a.weight, b.weight) and torch.equal(a.scales, b.scales)
 
 
-@pytest.mark.parametrize("problem", [EVEN, ODD], ids=["even", "odd"])
-def test_rows_are_where_the_kernel_reads_them(problem):
-    weights = testing.random_weights(problem)
-    l1, l2 = deep_moe.transform_weights(problem, weights.gate_up, weights.down)
+def places(rows, columns, k_blocks):
+    """Where the kernel reads a matrix whose rows are these of the transformed one: indices into an expert's bytes."""
+    return torch.tensor([[_C.weight_byte_of(k_blocks, row, k) for k in range(columns)] for row in rows])
+
+
+def expected_bytes(problem, weights):
+    """The transformed l1 and l2 [experts, bytes], element by element as the C++ layout has it, zeros elsewhere."""
     config = problem.configs(1)[0]
-    assert l1.weight.shape == (config.experts_per_rank, _C.l1_rows(config), config.hidden)
-    assert l2.weight.shape == (config.experts_per_rank, config.hidden, config.intermediate)
-    for codes, is_up in ((weights.gate[0], False), (weights.up[0], True)):
-        rows = [_C.l1_row_of(channel, is_up) for channel in range(config.intermediate)]
-        assert torch.equal(l1.weight.view(torch.uint8)[:, rows], codes.view(torch.uint8))
-    rows = [_C.l2_row_of(channel) for channel in range(config.hidden)]
-    assert torch.equal(l2.weight.view(torch.uint8)[:, rows], weights.down[0].view(torch.uint8))
+    h, i = problem.hidden, problem.intermediate
+    l1, l2 = (
+        torch.zeros(problem.num_experts, size(config), dtype=torch.uint8)
+        for size in (_C.l1_weight_bytes, _C.l2_weight_bytes)
+    )
+    for (codes, _), is_up in zip(weights.gate_up, (False, True), strict=True):
+        rows = [_C.l1_row_of(channel, is_up) for channel in range(i)]
+        l1[:, places(rows, h, config.l1_k_blocks)] = codes.view(torch.uint8)
+    rows = [_C.l2_row_of(channel) for channel in range(h)]
+    l2[:, places(rows, i, config.l2_k_blocks)] = weights.down[0].view(torch.uint8)
+    return l1, l2
 
 
-@pytest.mark.parametrize("intermediate", [16, 80, 208])
-def test_padding_rows_are_zeros_on_any_storage(intermediate):
-    problem = deep_moe.Problem(num_experts=2, num_topk=1, hidden=64, intermediate=intermediate, max_tokens_per_rank=8)
+def empty_storage(problem, experts):
+    """Two tensors for out=, full of NaN, of a shape that is not that of the result."""
+    sizes = (size(problem.configs(1)[0]) for size in (_C.l1_weight_bytes, _C.l2_weight_bytes))
+    return [torch.full((experts * size,), 0x7F, dtype=torch.uint8).view(E4M3) for size in sizes]
+
+
+@pytest.mark.parametrize("storage", ["new", "reused"])
+@pytest.mark.parametrize("hidden, intermediate", [(512, 256), (448, 208), (384, 128), (256, 80), (64, 16), (320, 384)])
+def test_every_element_is_where_the_kernel_reads_it(hidden, intermediate, storage):
+    """And padding is zeros, whatever was in the memory."""
+    sizes = dict(hidden=hidden, intermediate=intermediate)
+    problem = deep_moe.Problem(num_experts=2, num_topk=1, max_tokens_per_rank=8, **sizes)
     weights = testing.random_weights(problem)
-    shapes = (2, _C.l1_rows(problem.configs(1)[0]), 64), (2, 64, intermediate)
-    out = [torch.full(shape, 0x7F, dtype=torch.uint8).view(E4M3) for shape in shapes]
-    l1, _ = deep_moe.transform_weights(problem, weights.gate_up, weights.down, out=out)
-    rows = torch.arange(l1.weight.shape[1])
-    used = torch.tensor([_C.l1_row_of(c, up) for c in range(intermediate) for up in (False, True)])
-    padding = rows[~torch.isin(rows, used)]
-    assert len(padding) and not l1.weight.view(torch.uint8)[:, padding].any()
-    assert torch.equal(l1.dequantize(), natural(weights)[0])
+    out = empty_storage(problem, 2) if storage == "reused" else None
+    result = deep_moe.transform_weights(problem, weights.gate_up, weights.down, out=out)
+    for part, wanted in zip(result, expected_bytes(problem, weights), strict=True):
+        assert part.weight.shape[0] == 2 and part.weight.shape[3:] == (_C.kBlockN, _C.kBlockK)
+        assert torch.equal(part.weight.view(torch.uint8).flatten(1), wanted)
+    for part, wanted in zip(result, natural(weights), strict=True):
+        assert torch.equal(part.dequantize(), wanted)
 
 
 def test_scale_records_are_where_the_kernel_reads_them():
@@ -114,38 +130,73 @@ def test_out_may_be_the_inputs_themselves():
         assert same_bytes(a.weight, b.weight) and torch.equal(a.scales, b.scales)
 
 
-def test_out_may_hold_gate_and_up_of_each_expert_apart():
-    """Anywhere in the expert, also where rows of padding make the result larger than the inputs."""
+def test_out_may_be_one_of_the_inputs():
+    """384 rows of down are padded to 512, so that only gate_up has the size of the result."""
+    weights = testing.random_weights(L1_EVEN)
+    fresh = deep_moe.transform_weights(L1_EVEN, weights.gate_up, weights.down)
+    gate_up = weights.fused_gate_up()
+    out = gate_up[0], empty_storage(L1_EVEN, 2)[1]
+    l1, l2 = deep_moe.transform_weights(L1_EVEN, gate_up, weights.down, out=out)
+    assert (l1.weight.data_ptr(), l2.weight.data_ptr()) == tuple(tensor.data_ptr() for tensor in out)
+    assert same_bytes(l1.weight, fresh[0].weight) and same_bytes(l2.weight, fresh[1].weight)
+
+
+def test_out_may_hold_the_inputs_of_each_expert_anywhere():
+    """Also where padding makes the result larger than the inputs."""
     weights = testing.random_weights(ODD)
     fresh = deep_moe.transform_weights(ODD, weights.gate_up, weights.down)
-    memory = torch.zeros(3, 512, 448, dtype=torch.uint8).view(E4M3)  # 208 channels, padded to 256
-    views = memory[:, 20:228], memory[:, 304:]
-    for view, (codes, _) in zip(views, weights.gate_up, strict=True):
-        view.copy_(codes)
-    gate_up = tuple((view, sf) for view, (_, sf) in zip(views, weights.gate_up, strict=True))
-    l1, _ = deep_moe.transform_weights(ODD, gate_up, weights.down, out=(memory, torch.empty_like(weights.down[0])))
-    assert same_bytes(l1.weight, fresh[0].weight)
+    l1_memory, l2_memory = out = [torch.zeros(3, 512, columns, dtype=torch.uint8).view(E4M3) for columns in (512, 256)]
+    places = l1_memory[:, 20:228, 3:451], l1_memory[:, 304:, 64:], l2_memory[:, 1:449, 48:]
+    inputs = []
+    for place, (codes, sf) in zip(places, (*weights.gate_up, weights.down), strict=True):
+        place.copy_(codes)
+        inputs.append((place, sf))
+    result = deep_moe.transform_weights(ODD, inputs[:2], inputs[2], out=out)
+    for a, b in zip(result, fresh, strict=True):
+        assert same_bytes(a.weight, b.weight) and torch.equal(a.scales, b.scales)
 
 
 def test_unpadded_memory_is_refused_as_out():
     weights = testing.random_weights(ODD)
-    unpadded = weights.fused_gate_up()[0]
-    with pytest.raises(ValueError, match=r"out\[0\].*\[3, 416, 448\].*2 \* I padded to 64.*\[3, 512, 448\]"):
-        deep_moe.transform_weights(ODD, weights.gate_up, weights.down, out=(unpadded, weights.down[0]))
+    l1, l2 = empty_storage(ODD, 3)
+    for out, words in (
+        ((weights.fused_gate_up()[0], l2), r"out\[0\].* 559104 .*\[3, 416, 448\].* 786432.* \[3, 2, 4, 256, 128\]"),
+        ((l1, weights.down[0]), r"out\[1\].* 279552 .*\[3, 448, 208\].* 393216.*padded.* \[3, 2, 2, 256, 128\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            deep_moe.transform_weights(ODD, weights.gate_up, weights.down, out=out)
 
 
-def test_equal_padding_does_not_make_layers_equal():
-    """208 and 256 channels have l1 of one shape: neither plans nor storage may be shared."""
+def test_out_must_be_contiguous_and_aligned():
+    weights = testing.random_weights(EVEN)
+    l1, l2 = empty_storage(EVEN, 4)
+    shifted = torch.empty(l2.numel() + 16, dtype=torch.uint8)[8:-8].view(E4M3)
+    for out in ((l1.view(2, -1).mT, l2), (l1, shifted)):
+        with pytest.raises(ValueError, match="contiguous and 16-byte aligned"):
+            deep_moe.transform_weights(EVEN, weights.gate_up, weights.down, out=out)
+
+
+@pytest.mark.parametrize("fact, size, padded", [("intermediate", 208, 256), ("hidden", 192, 256)])
+def test_equal_padding_does_not_make_layers_equal(fact, size, padded):
+    """Two layers whose matrices have one shape in memory: neither plans, storage nor buffers may be shared."""
+    even = dict(hidden=256, intermediate=256)
     small, large = (
-        deep_moe.Problem(num_experts=2, num_topk=1, hidden=64, intermediate=i, max_tokens_per_rank=8)
-        for i in (208, 256)
+        deep_moe.Problem(num_experts=2, num_topk=1, max_tokens_per_rank=8, **{**even, fact: value})
+        for value in (size, padded)
     )
     w_small, w_large = (testing.random_weights(problem) for problem in (small, large))
-    l1, _ = deep_moe.transform_weights(small, w_small.gate_up, w_small.down)
-    _, l2 = deep_moe.transform_weights(large, w_large.gate_up, w_large.down)
-    assert l1.key != TransformedWeights("l1", l1.weight, l1.scales, large).key
-    with pytest.raises(ValueError, match=r"out\[0\] has intermediate 208; it must have 256"):
-        deep_moe.transform_weights(large, w_large.gate_up, w_large.down, out=(l1, l2))
+    smalls = deep_moe.transform_weights(small, w_small.gate_up, w_small.down)
+    larges = deep_moe.transform_weights(large, w_large.gate_up, w_large.down)
+    buffer = deep_moe.SymmBuffer(None, large, "cpu")
+    for number, (name, part) in enumerate(zip(("l1", "l2"), smalls, strict=True)):
+        assert part.weight.shape == larges[number].weight.shape
+        assert part.key != TransformedWeights(name, part.weight, part.scales, large).key
+        out = [part if i == number else other for i, other in enumerate(larges)]
+        with pytest.raises(ValueError, match=rf"out\[{number}\] has {fact} {size}; it must have {padded}"):
+            deep_moe.transform_weights(large, w_large.gate_up, w_large.down, out=out)
+        with pytest.raises(ValueError, match=rf"{name} has {fact} {size}, but this buffer needs {padded}"):
+            check_weights(name, part, buffer)
+    buffer.destroy()
 
 
 def test_no_experts_of_other_ranks():
@@ -178,10 +229,10 @@ def wrong(change):
         (lambda a, w: dict(gate_up=(a["gate_up"][0], a["gate_up"][1].half())), ValueError, ["float16", "float32"]),
         (lambda a, w: dict(gate_up=(w.gate, w.down)), ValueError, ["up", "[experts, I, H]"]),
         (lambda a, w: dict(down=(w.down[0].mT, w.down[1].mT)), ValueError, ["down", "[experts, H, I]"]),
-        (lambda a, w: dict(down=(w.down[0][:2], w.down[1][:2])), ValueError, ["down", "[2, 320, 256]"]),
+        (lambda a, w: dict(down=(w.down[0][:2], w.down[1][:2])), ValueError, ["down", "[2, 512, 256]"]),
         (lambda a, w: dict(down=(w.down[0].to("meta"), w.down[1])), ValueError, ["down", "meta", "cpu"]),
         (lambda a, w: dict(out=3), TypeError, ["out", "pair"]),
-        (lambda a, w: dict(out=(w.down[0], w.down[0])), ValueError, ["out[0]", "[4, 512, 320]"]),
+        (lambda a, w: dict(out=(w.down[0], w.down[0])), ValueError, ["out[0]", "1048576", "[4, 2, 4, 256, 128]"]),
     ],
 )
 def test_wrong_arguments_are_named(change, error, words):

@@ -93,7 +93,7 @@ PIPELINE = (
         "",
         2,
     ),
-    Mutant("loadB: scales not expected", "roles/load.h", "kTileBytes + scale_bytes", "kTileBytes"),
+    Mutant("loadB: scales not expected", "roles/load.h", "kWeightBlockBytes + scale_bytes", "kWeightBlockBytes"),
     Mutant(
         "loadB: scales of the next tile overwrite this one's",
         "layout/smem.h",
@@ -109,13 +109,16 @@ PIPELINE = (
     ),
     Mutant("loadA: no proxy fence after the wait", "roles/load.h", "            hw::fence_proxy_async();\n", ""),
     Mutant("loadA: starts at the first row or L1 tile", "roles/load.h", "return n == count;", "return n >= 1;"),
+    Mutant(
+        "loadA: no second look at the rows", "roles/load.h", "if (!ready && !is_ready(ctx, task)) {", "if (false) {"
+    ),
     Mutant("loadA: L1 one row short", "roles/load.h", "? task.rows :", "? task.rows - 1 :"),
     Mutant("loadA: L2 one L1 tile short", "roles/load.h", ": kConfig.l1_n_tiles();", ": kConfig.l1_n_tiles() - 1;"),
     Mutant(
         "loadA: peek relaxed",
         "roles/load.h",
-        "hw::load_acquire<hw::Scope::Gpu>(ready)",
-        "hw::load_relaxed<hw::Scope::Gpu>(ready)",
+        "hw::load_acquire<hw::Scope::Gpu>(ready_word",
+        "hw::load_relaxed<hw::Scope::Gpu>(ready_word",
     ),
     # Places of the order
     Mutant(
@@ -145,8 +148,8 @@ PIPELINE = (
     Mutant(
         "announce: not after a short tile",
         "roles/load.h",
-        "        announce(ctx, finished, entry);\n    }\n",
-        "    }\n",
+        "            announce(ctx, finished, loaded_entry);\n            ctx.trace",
+        "            ctx.trace",
     ),
     Mutant(
         "announce: before the math warps have stored",
@@ -169,5 +172,5 @@ PIPELINE = (
     Mutant("announce: relaxed", "roles/load.h", "hw::add_release_gpu(finished", "hw::atomic_add_relaxed_gpu(finished"),
     Mutant("announce: as two tiles", "roles/load.h", "(finished.done, 1)", "(finished.done, 2)"),
     Mutant("announce: again and again", "roles/load.h", "        finished.done = nullptr;\n", ""),
-    Mutant("announce: of the next block", "roles/load.h", "done_word(ctx, task);", "done_word(ctx, task) + 1;"),
+    Mutant("announce: of the next block", "roles/load.h", "done_word(ctx, loaded);", "done_word(ctx, loaded) + 1;"),
 )

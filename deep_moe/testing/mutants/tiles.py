@@ -19,8 +19,10 @@ TILES = (
     Mutant(
         "math: stage released before the last piece",
         "roles/math.h",
-        "if (p + 1 == kPieces) {",
-        "if (p == 0) {",
+        "                hw::wgmma_wait<0>();\n                if (p + 1 == kPieces) {\n"
+        "                    release(ctx, stage);\n",
+        "                if (p == 0) release(ctx, stage);\n                hw::wgmma_wait<0>();\n"
+        "                if (p + 1 == kPieces) {\n",
     ),
     Mutant(
         "math: stage released before all lanes have read scales",
@@ -31,7 +33,7 @@ TILES = (
     Mutant(
         "math: tile does not wait for its stage",
         "roles/math.h",
-        "            wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());\n",
+        "            if (!next_full) wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());\n",
         "",
     ),
     Mutant(
@@ -184,8 +186,8 @@ TILES = (
     Mutant(
         "combine: half of the columns",
         "comm/combine.h",
-        "< kConfig.hidden)\n                hw::store(",
-        "< kConfig.hidden / 2)\n                hw::store(",
+        "< kConfig.hidden)\n                hw::store_evict_first(",
+        "< kConfig.hidden / 2)\n                hw::store_evict_first(",
     ),
     Mutant(
         "combine: experts of the item before",

@@ -1,5 +1,7 @@
 // Joining the experts' outputs: y[token] = sum of the token's combine slots in ascending slot order, in fp32 from zero,
 // rounded to bf16 once. Slots without an expert are skipped, not multiplied by zero.
+//
+// Slots are read and y is written once: neither may drive slots out of the L2 cache that are still to be read.
 #pragma once
 
 #include "deep_moe/comm/route.h"
@@ -43,13 +45,13 @@ private:
             DM_UNROLL
             for (u32 k = 0; k < kTopk; ++k)
                 if ((slots >> k & 1) && column + s * kSpanColumns < kConfig.hidden)
-                    values[s][k] = hw::load(reinterpret_cast<const Vec16*>(
+                    values[s][k] = hw::load_evict_first(reinterpret_cast<const Vec16*>(
                         row + k * u64(kConfig.max_tokens_per_rank) * kConfig.hidden + s * kSpanColumns));
         u16* y = reinterpret_cast<u16*>(static_cast<u8*>(ctx.params.y) + token * ctx.params.y_stride) + column;
         DM_UNROLL
         for (u32 s = 0; s < kSpans; ++s)
             if (column + s * kSpanColumns < kConfig.hidden)
-                hw::store(reinterpret_cast<Vec16*>(y + s * kSpanColumns), sum(values[s], slots));
+                hw::store_evict_first(reinterpret_cast<Vec16*>(y + s * kSpanColumns), sum(values[s], slots));
     }
 
     static DM_DEVICE Vec16 sum(const Vec16 (&values)[kTopk], u32 slots) {

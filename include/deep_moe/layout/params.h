@@ -16,8 +16,10 @@ struct alignas(64) TensorMap {
 };
 
 struct MegaMoeParams {
-    u8* peers[kMaxRanks];    // base of every rank's symmetric buffer, as this rank sees it
-    const float* l1_scales;  // weight scale records (layout/weights.h)
+    u8* peers[kMaxRanks];  // base of every rank's symmetric buffer, as this rank sees it
+    const u8* l1_weights;  // layout/weights.h
+    const u8* l2_weights;
+    const float* l1_scales;  // weight scale records
     const float* l2_scales;
     u64* host_status;  // host-mapped copy of the abort record, or nullptr
     u64 timeout_ns;    // of every wait on another CTA or rank

@@ -1,13 +1,17 @@
 // Transformed weights: one set of bytes that every variant of every buffer reads.
 //
+// e4m3 [E_local][row tiles][K blocks][256][128], rows and K padded with zeros. What a pipeline stage holds of a tile lies
+// together, as it will lie in shared memory: one bulk copy of 32 KB, and memory pages are read whole. (Rows of 128 bytes out of
+// a row-major matrix would be 256 pages.) In the order of the 128-byte swizzle: 16-byte chunk c of row r is at c ^ r % 8.
+//
 // Rows are permuted so that what a thread holds after a tile of wgmma (of every 8 columns the two at 2 q, q its number in
 // the quad) are adjacent channels, which it stores as 16 bytes without asking its neighbours:
 //
-// l1 [E_local][2 * padded I][H] e4m3: groups of 64 channels in 128 rows, 8 gate rows and the 8 up rows of the same channels
-//     in turns, so that a thread also holds both values of a channel. I is padded to 64 with rows of zeros.
-// l2 [E_local][H][I] e4m3: groups of 32 channels in 32 rows.
+// l1: groups of 64 channels in 128 rows, 8 gate rows and the 8 up rows of the same channels in turns, so that a thread
+//     also holds both values of a channel.
+// l2: groups of 32 channels in 32 rows.
 //
-// Scales: f32 [E_local][256-row tiles][K blocks, padded to 2][2], so that a tile's are one bulk copy. For l1 the first
+// Scales: f32 [E_local][row tiles][K blocks, padded to 2][2], so that a tile's are one bulk copy. For l1 the first
 // scales the gate rows and the second the up rows of those 128 channels; for l2 they are the two 128-row blocks.
 #pragma once
 
@@ -15,6 +19,7 @@
 
 namespace deep_moe {
 
+constexpr u32 kWeightBlockBytes = kBlockN * kBlockK;
 constexpr u32 kWeightScaleRecord = 2;  // floats for (256 weight rows, 128 of K)
 
 // Weight scale records of one tile.
@@ -22,11 +27,16 @@ constexpr u32 scale_records(u32 k_blocks) { return align_up(k_blocks, 2u); }  //
 // Of one expert's matrix.
 constexpr u64 l1_scale_records(const MegaMoeConfig& c) { return u64(c.l1_n_tiles()) * scale_records(c.l1_k_blocks()); }
 constexpr u64 l2_scale_records(const MegaMoeConfig& c) { return u64(c.l2_n_tiles()) * scale_records(c.l2_k_blocks()); }
+// Bytes of one expert's matrix.
+constexpr u64 l1_weight_bytes(const MegaMoeConfig& c) {
+    return u64(c.l1_n_tiles()) * c.l1_k_blocks() * kWeightBlockBytes;
+}
+constexpr u64 l2_weight_bytes(const MegaMoeConfig& c) {
+    return u64(c.l2_n_tiles()) * c.l2_k_blocks() * kWeightBlockBytes;
+}
 
 constexpr u32 kL1GroupChannels = 64;  // a thread of a quad holds 16 of them: 16 bytes of e4m3
 constexpr u32 kL2GroupChannels = 32;  // 8 of them: 16 bytes of bf16
-
-constexpr u32 l1_rows(const MegaMoeConfig& c) { return 2 * align_up(c.intermediate, kL1GroupChannels); }
 
 // Row of the l1 matrix that holds the gate (or up) weights of a channel.
 constexpr u32 l1_row_of(u32 channel, bool is_up) {
@@ -38,6 +48,13 @@ constexpr u32 l1_row_of(u32 channel, bool is_up) {
 constexpr u32 l2_row_of(u32 channel) {
     const u32 group = channel / kL2GroupChannels, quad_lane = channel % kL2GroupChannels / 8, chunk = channel % 8 / 2;
     return group * kL2GroupChannels + chunk * 8 + quad_lane * 2 + channel % 2;
+}
+
+// Where element (row, k) of an expert's matrix lies in its bytes.
+constexpr u64 weight_byte_of(u32 k_blocks, u32 row, u32 k) {
+    const u64 block = u64(row / kBlockN) * k_blocks + k / kBlockK;
+    const u32 chunk = k % kBlockK / 16 ^ row % 8;
+    return block * kWeightBlockBytes + row % kBlockN * kBlockK + chunk * 16 + k % 16;
 }
 
 }  // namespace deep_moe

@@ -3,6 +3,7 @@
 // last stage of a tile: what has to come from memory for it is on its way while they wait for that stage.
 #pragma once
 
+#include "deep_moe/comm/route.h"
 #include "deep_moe/pipe/tasks.h"
 
 namespace deep_moe {
@@ -10,8 +11,7 @@ namespace deep_moe {
 template <MegaMoeConfig kConfig>
 struct LoadBRole {
     static DM_DEVICE void run(const Context<kConfig>& ctx) {
-        hw::prefetch_tensor_map(ctx.map(MapIndex::L1Weights));
-        hw::prefetch_tensor_map(ctx.map(MapIndex::L2Weights));
+        prefetch_first_weights(ctx);
         TaskRing<kConfig> tasks;
         RingPosition<Context<kConfig>::kStages> stage;
         RingPosition<Context<kConfig>::kScaleTiles> scales;
@@ -49,6 +49,23 @@ private:
     // would go to CTAs that are not ready for them (9 % at 1024 tokens).
     static constexpr u32 kAskBefore = 3;  // K blocks before the end
 
+    static constexpr u32 kPrefetchedBlocks = 4;      // K blocks by every CTA
+    static constexpr u32 kFewestRowsPrefetched = 4;  // expected of an expert: with fewer it may have none
+
+    // While the routing is still under way the memory has nothing to do: the first weights of the tiles that this CTA and
+    // its neighbours will probably begin with are on their way to the L2 cache. A guess from this rank's own tokens, whose
+    // result no rank can see.
+    static DM_DEVICE void prefetch_first_weights(const Context<kConfig>& ctx) {
+        constexpr u32 kBlocks = min_of(kPrefetchedBlocks, kConfig.l1_k_blocks());
+        const u32 rows = Route<kConfig>::num_tokens(ctx) * kConfig.num_topk / kConfig.experts_per_rank();
+        if (rows < kFewestRowsPrefetched) return;
+        const u32 neighbours = min_of(ceil_div(rows, kConfig.block_m), kConfig.unit_blocks);  // with the same weights
+        const u32 tile = hw::block_idx() / neighbours, block = hw::block_idx() % neighbours * kBlocks;
+        if (tile < kConfig.experts_per_rank() * kConfig.l1_n_tiles() && block + kBlocks <= kConfig.l1_k_blocks())
+            hw::prefetch_l2(ctx.params.l1_weights + (u64(tile) * kConfig.l1_k_blocks() + block) * kWeightBlockBytes,
+                            kBlocks * kWeightBlockBytes);
+    }
+
     // The next free place in the order.
     static DM_DEVICE u32 next_place(const Context<kConfig>& ctx) {
         return hw::grid_dim() + hw::atomic_add_relaxed_gpu(ctx.places_taken(), 1);
@@ -57,19 +74,20 @@ private:
     // A K block of the tile's weights; the first one comes with the scales of all.
     static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 kb, u32 stage,
                                      u32 scale_tile) {
-        constexpr u32 kTileBytes = kBlockN * kBlockK;
         const bool is_l1 = task.kind == TaskKind::L1;
-        const u32 scale_floats = scale_records(ctx.k_blocks(task.kind)) * kWeightScaleRecord;
+        const u32 k_blocks = ctx.k_blocks(task.kind), scale_floats = scale_records(k_blocks) * kWeightScaleRecord;
         const u32 scale_bytes = kb == 0 ? scale_floats * u32(sizeof(float)) : 0;
-        u64* full = ctx.barrier(ctx.barriers().full(stage));
-        hw::mbarrier_arrive_expect_tx(full, kTileBytes + scale_bytes);
-        hw::tma_load_3d(ctx.template shared<SmemField::B, u8>() + stage * kTileBytes,
-                        ctx.map(is_l1 ? MapIndex::L1Weights : MapIndex::L2Weights), kb * kBlockK, task.n_tile * kBlockN,
-                        task.expert, full);
-        if (kb != 0) return;
         const u64 tile = u64(task.expert) * ctx.n_tiles(task.kind) + task.n_tile;
-        hw::bulk_load(ctx.weight_scales(scale_tile),
-                      (is_l1 ? ctx.params.l1_scales : ctx.params.l2_scales) + tile * scale_floats, scale_bytes, full);
+        u64* full = ctx.barrier(ctx.barriers().full(stage));
+        hw::mbarrier_arrive_expect_tx(full, kWeightBlockBytes + scale_bytes);
+        hw::bulk_load(
+            ctx.template shared<SmemField::B, u8>() + stage * kWeightBlockBytes,
+            (is_l1 ? ctx.params.l1_weights : ctx.params.l2_weights) + (tile * k_blocks + kb) * kWeightBlockBytes,
+            kWeightBlockBytes, full);
+        if (kb == 0)
+            hw::bulk_load(ctx.weight_scales(scale_tile),
+                          (is_l1 ? ctx.params.l1_scales : ctx.params.l2_scales) + tile * scale_floats, scale_bytes,
+                          full);
     }
 };
 

@@ -51,34 +51,45 @@ private:
         ctx.trace.lap(TraceKind::Epilogue, task);
     }
 
+    // The tile's first stage has come.
     template <TileSplit kSplit>
     static DM_DEVICE void multiply(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
                                    const float* weight_scales, Accumulator<kSplit>& acc, Stage& stage) {
         constexpr u32 kPieces = Accumulator<kSplit>::kPieces;
         const bool is_l1 = task.kind == TaskKind::L1;
         const u32 k_blocks = ctx.k_blocks(task.kind);
-        const u32 address_a = hw::shared_address(ctx.template shared<SmemField::A, u8>() + tile.a_row() * kBlockK);
-        const u32 address_b = hw::shared_address(ctx.template shared<SmemField::B, u8>() + tile.b_row() * kBlockK);
-        for (u32 kb = 0; kb < k_blocks; ++kb, weight_scales += kWeightScaleRecord) {
-            // NOTES: made uniform here, inside the loop: what is carried around a loop loses it, and then 32 moves to
-            // uniform registers stand between two instructions of the tensor core instead of 2.
-            const u64 desc_a = swizzle128_descriptor(hw::uniform(address_a + stage.slot * kConfig.block_m * kBlockK));
-            const u64 desc_b = swizzle128_descriptor(hw::uniform(address_b + stage.slot * kBlockN * kBlockK));
-            wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
+        const u8* smem_a = ctx.template shared<SmemField::A, u8>() + tile.a_row() * kBlockK;
+        const u8* smem_b = ctx.template shared<SmemField::B, u8>() + tile.b_row() * kBlockK;
+        const u64 first_a = swizzle128_descriptor(hw::uniform(hw::shared_address(smem_a)));
+        const u64 first_b = swizzle128_descriptor(hw::uniform(hw::shared_address(smem_b)));
+        for (u32 kb = 0;;) {
+            // NOTES: few instructions may stand between the barrier and the first wgmma of a stage: 50 clocks there cost 1 %
+            // of the layer. So the descriptors are one addition, and scales and the barrier of the next stage are read
+            // while a wgmma runs. In the SASS no R2UR may come before a QGMMA (5 %).
+            const u64 desc_a = strided_descriptor(first_a, stage.slot, kConfig.block_m * kBlockK);
+            const u64 desc_b = strided_descriptor(first_b, stage.slot, kWeightBlockBytes);
+            Stage next = stage;
+            bool next_full = false;
             float x_sf[2], w_sf[2];
         DM_UNROLL
             for (u32 p = 0; p < kPieces; ++p) {
                 float partial[kPieceRegisters];
                 multiply_piece(partial, desc_a, advance_descriptor(desc_b, p * kPieceN * kBlockK));
-                // Behind the first wgmma, so that the tensor core does not wait for them.
                 if (p == 0) load_scales(ctx, tile, stage, weight_scales, x_sf, w_sf);
+                if (p + 1 == kPieces) {
+                    next.advance();
+                    next_full = hw::mbarrier_test_wait(ctx.barrier(ctx.barriers().full(next.slot)), next.full_parity());
+                }
                 hw::wgmma_wait<0>();
                 if (p + 1 == kPieces) {
                     release(ctx, stage);
-                    stage.advance();
+                    stage = next;
                 }
                 promote_piece(acc.sum[p], partial, piece_scales(is_l1, tile.piece_column(p) / kPieceN, x_sf, w_sf));
             }
+            if (++kb == k_blocks) break;
+            weight_scales += kWeightScaleRecord;
+            if (!next_full) wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
         }
     }
 

@@ -26,7 +26,21 @@ DM_DEVICE void mbarrier_arrive_expect_tx(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
-// True once the phase with this parity has completed. May sleep for a hardware-chosen time first.
+// True once the phase with this parity has completed.
+DM_DEVICE bool mbarrier_test_wait(u64* barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+// The same. May sleep for a hardware-chosen time first.
 DM_DEVICE bool mbarrier_try_wait(u64* barrier, u32 parity) {
     u32 done;
     asm volatile(
@@ -47,6 +61,10 @@ DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barri
                      shared_address(shared)),
                  "l"(global), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
+}
+// Asks for bytes to be brought into the L2 cache. 16-byte aligned, a multiple of 16 bytes.
+DM_DEVICE void prefetch_l2(const void* global, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 // Shared to global; completes on the thread's bulk group.
 DM_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {

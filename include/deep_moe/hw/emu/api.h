@@ -39,7 +39,7 @@ enum class Rmw : u32 { Add, Cas };
 struct ThreadHead;
 
 // One version number for the table and ThreadHead below; part of every message about a mismatch.
-constexpr u32 kApiVersion = 2;
+constexpr u32 kApiVersion = 3;
 
 struct Api {
     u64 (*collective)(ThreadHead*, Collective op, u64 value, u32 argument);
@@ -54,6 +54,7 @@ struct Api {
     void (*mbarrier_arrive)(ThreadHead*, u64* barrier, u32 expect_tx_bytes);
     // On the barrier at the same place in the CTA of this rank in the cluster.
     void (*mbarrier_arrive_cluster)(ThreadHead*, u64* barrier, u32 cta_rank);
+    bool (*mbarrier_test_wait)(ThreadHead*, u64* barrier, u32 parity);
     bool (*mbarrier_try_wait)(ThreadHead*, u64* barrier, u32 parity);
 
     // Loads go to the same places in every CTA of the cluster whose bit is set in cta_mask.
@@ -73,7 +74,7 @@ struct Api {
 
 // Stacks are aligned to their size, so that any stack pointer finds the head on top of its stack. Heads of neighbours
 // differ in their low address bits, or all of them would fall into the same few cache sets.
-constexpr u64 kStackBytes = 64 * 1024;
+constexpr u64 kStackBytes = 128 * 1024;  // unoptimised kernels, as mutants are, need over 64
 constexpr u64 kHeadBytes = 512;
 constexpr u64 kHeadColours = 32;
 
