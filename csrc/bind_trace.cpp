@@ -93,7 +93,6 @@ void bind_trace(py::module_& m) {
     DM_TRACE_KIND(Pull);
     DM_TRACE_KIND(WaitRingSlot);
     DM_TRACE_KIND(WaitRows);
-    DM_TRACE_KIND(PublishTask);
     DM_TRACE_KIND(Load);
     DM_TRACE_KIND(WaitTask);
     DM_TRACE_KIND(WaitFirstStage);

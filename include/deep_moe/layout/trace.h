@@ -24,9 +24,8 @@ enum class TraceKind : u32 {
     Pull,             // one row into row block `argument`; stalled: the row under way
     WaitRingSlot,     // argument: the row block that must be read for the last time first
     // loaders
-    WaitRows,     // tile: its rows have been pulled (L1) or activated (L2)
-    PublishTask,  // the schedule's next step, and a free entry for it
-    Load,         // tile; stalled: for free stages
+    WaitRows,  // tile: its rows have been pulled (L1) or activated (L2)
+    Load,      // tile; stalled: for free stages
     // loaders and math
     WaitTask,  // tile: for its entry; the last one has no tile
     // math

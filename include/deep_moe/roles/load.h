@@ -3,7 +3,6 @@
 // last stage of a tile: what has to come from memory for it is on its way while they wait for that stage.
 #pragma once
 
-#include "deep_moe/comm/route.h"
 #include "deep_moe/pipe/tasks.h"
 
 namespace deep_moe {
@@ -11,7 +10,6 @@ namespace deep_moe {
 template <MegaMoeConfig kConfig>
 struct LoadBRole {
     static DM_DEVICE void run(const Context<kConfig>& ctx) {
-        prefetch_first_weights(ctx);
         TaskRing<kConfig> tasks;
         RingPosition<Context<kConfig>::kStages> stage;
         RingPosition<Context<kConfig>::kScaleTiles> scales;
@@ -48,23 +46,6 @@ private:
     // NOTES: the place is asked for as late as its way to memory and back allows. A whole tile earlier the last tiles
     // would go to CTAs that are not ready for them (9 % at 1024 tokens).
     static constexpr u32 kAskBefore = 3;  // K blocks before the end
-
-    static constexpr u32 kPrefetchedBlocks = 4;      // K blocks by every CTA
-    static constexpr u32 kFewestRowsPrefetched = 4;  // expected of an expert: with fewer it may have none
-
-    // While the routing is still under way the memory has nothing to do: the first weights of the tiles that this CTA and
-    // its neighbours will probably begin with are on their way to the L2 cache. A guess from this rank's own tokens, whose
-    // result no rank can see.
-    static DM_DEVICE void prefetch_first_weights(const Context<kConfig>& ctx) {
-        constexpr u32 kBlocks = min_of(kPrefetchedBlocks, kConfig.l1_k_blocks());
-        const u32 rows = Route<kConfig>::num_tokens(ctx) * kConfig.num_topk / kConfig.experts_per_rank();
-        if (rows < kFewestRowsPrefetched) return;
-        const u32 neighbours = min_of(ceil_div(rows, kConfig.block_m), kConfig.unit_blocks);  // with the same weights
-        const u32 tile = hw::block_idx() / neighbours, block = hw::block_idx() % neighbours * kBlocks;
-        if (tile < kConfig.experts_per_rank() * kConfig.l1_n_tiles() && block + kBlocks <= kConfig.l1_k_blocks())
-            hw::prefetch_l2(ctx.params.l1_weights + (u64(tile) * kConfig.l1_k_blocks() + block) * kWeightBlockBytes,
-                            kBlocks * kWeightBlockBytes);
-    }
 
     // The next free place in the order.
     static DM_DEVICE u32 next_place(const Context<kConfig>& ctx) {

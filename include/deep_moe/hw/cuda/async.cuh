@@ -62,10 +62,6 @@ DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barri
                  "l"(global), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
-// Asks for bytes to be brought into the L2 cache. 16-byte aligned, a multiple of 16 bytes.
-DM_DEVICE void prefetch_l2(const void* global, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
 // Shared to global; completes on the thread's bulk group.
 DM_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),

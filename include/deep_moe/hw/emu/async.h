@@ -1,7 +1,7 @@
 // mbarriers, bulk copies and tensor (TMA) loads, for the emulator. Names and meaning: hw/cuda/async.cuh.
 #pragma once
 
-#include "deep_moe/hw/emu/memory.h"
+#include "deep_moe/hw/emu/api.h"
 
 namespace deep_moe::hw {
 
@@ -42,12 +42,6 @@ DM_DEVICE bool mbarrier_try_wait(u64* barrier, u32 parity) {
 DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barrier) {
     emu::ThreadHead* t = emu::self();
     t->api->bulk_load(t, shared, global, bytes, barrier, 1u << t->cluster_rank);
-}
-// Here it only looks whether the bytes are there.
-DM_DEVICE void prefetch_l2(const void* global, u32 bytes) {
-    const auto* chunks = static_cast<const Vec16*>(global);
-    load(chunks);
-    load(chunks + bytes / sizeof(Vec16) - 1);
 }
 DM_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {
     emu::ThreadHead* t = emu::self();
