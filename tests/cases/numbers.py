@@ -46,6 +46,7 @@ def special_rows(world, counts) -> list[testing.RankInputs]:
         weights[5] = torch.tensor([-1.0, 0.0, 0.5, -0.25])[: weights.shape[1]]
         weights[6] = 8.0 / weights.shape[1]
         weights[7] = 0.0
+        weights[0] = 1e30  # of a zero row
     return inputs
 
 

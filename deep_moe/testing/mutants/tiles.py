@@ -161,8 +161,8 @@ TILES = (
     Mutant(
         "swiglu: weight dropped",
         "epi/swiglu_quantise.h",
-        "            scale.inverse = hw::mul(scale.inverse, weight);\n",
-        "",
+        "hw::mul(scale.inverse, weight)",
+        "scale.inverse",
     ),
     Mutant(
         "swiglu: gate clamped on both sides",

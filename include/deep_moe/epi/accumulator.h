@@ -6,8 +6,8 @@
 
 namespace deep_moe {
 
-// How the two math warpgroups share a tile: 64 rows and all 256 columns each, or, when the tile has at most 64 rows, 128
-// columns each.
+// How the two math warpgroups share a tile: 64 rows and all 256 columns each, or, when the tile has at most 64 rows,
+// 128 columns each.
 enum class TileSplit : u32 { Rows, Columns };
 
 template <TileSplit kSplit>

@@ -1,8 +1,8 @@
 // End of an L1 tile: SwiGLU, top-k weight, requantisation to e4m3 with one scale per row and 128 channels, store.
 //
 // Chunk 2j of the accumulator holds 8 gate channels and chunk 2j + 1 the same 8 up channels, in the same thread, and a
-// thread's channels of a piece are adjacent (layout/weights.h). The 256 columns of a tile are one group of 128 channels;
-// when the warpgroups split the columns they exchange their maxima through shared memory.
+// thread's channels of a piece are adjacent (layout/weights.h). The 256 columns of a tile are one group of 128
+// channels; when the warpgroups split the columns they exchange their maxima through shared memory.
 #pragma once
 
 #include "deep_moe/comm/wait.h"
@@ -38,7 +38,9 @@ struct SwigluQuantise {
             // The row's top-k weight is a factor of all its values: it goes into their scale.
             const float weight = rows.meta[r].weight;
             GroupScale scale = group_scale(hw::mul(amax[r], hw::abs(weight)));
-            scale.inverse = hw::mul(scale.inverse, weight);
+            // Finite where the weight is, so that zeros stay zeros.
+            const float limit = hw::max(kLargestFloat, hw::abs(weight));
+            scale.inverse = hw::max_nan(hw::min_nan(hw::mul(scale.inverse, weight), limit), -limit);
             store_row(ctx, task, tile, acc, r, scale, writes && rows.valid[r]);
         }
     }

@@ -1,7 +1,7 @@
 // The fused FP8 x FP8 expert-parallel MoE layer on Hopper: which warps do what.
 //
 //   warp 0      LoadA     rows of a tile (TMA)
-//   warp 1      LoadB     schedule, weights of a tile (TMA)
+//   warp 1      LoadB     schedule, weights of a tile (bulk copies)
 //   warps 2-3   Dispatch  routing counts, lists, pulling rows from all ranks
 //   warps 4-11  Math      two warpgroups: wgmma, SwiGLU + requantise, scatter, combine
 //

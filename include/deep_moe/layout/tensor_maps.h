@@ -1,5 +1,5 @@
-// The tensor maps of the mega kernel: its activation pools, described once: the host encodes them for the GPU (cuTensorMapEncodeTiled)
-// or for the emulator from the same TensorMapSpec.
+// The tensor maps of the mega kernel (its activation pools), described once: the host encodes them for the GPU
+// (cuTensorMapEncodeTiled) or for the emulator from the same TensorMapSpec.
 #pragma once
 
 #include "deep_moe/layout/buffer.h"

@@ -25,7 +25,7 @@ enum class TraceKind : u32 {
     WaitRingSlot,     // argument: the row block that must be read for the last time first
     // loaders
     WaitRows,  // tile: its rows have been pulled (L1) or activated (L2)
-    Load,      // tile; stalled: for free stages
+    Load,      // tile, and the next one's entry; stalled: for free stages (LoadA: and for that entry)
     // loaders and math
     WaitTask,  // tile: for its entry; the last one has no tile
     // math

@@ -1,11 +1,12 @@
 // Transformed weights: one set of bytes that every variant of every buffer reads.
 //
-// e4m3 [E_local][row tiles][K blocks][256][128], rows and K padded with zeros. What a pipeline stage holds of a tile lies
-// together, as it will lie in shared memory: one bulk copy of 32 KB, and memory pages are read whole. (Rows of 128 bytes out of
-// a row-major matrix would be 256 pages.) In the order of the 128-byte swizzle: 16-byte chunk c of row r is at c ^ r % 8.
+// e4m3 [E_local][row tiles][K blocks][256][128], rows and K padded with zeros. What a pipeline stage holds of a tile
+// lies together, as it will lie in shared memory: one bulk copy of 32 KB, and memory pages are read whole. (Rows of 128
+// bytes out of a row-major matrix would be 256 pages.) In the order of the 128-byte swizzle: 16-byte chunk c of row r is
+// at c ^ r % 8.
 //
-// Rows are permuted so that what a thread holds after a tile of wgmma (of every 8 columns the two at 2 q, q its number in
-// the quad) are adjacent channels, which it stores as 16 bytes without asking its neighbours:
+// Rows are permuted so that what a thread holds after a tile of wgmma (of every 8 columns the two at 2 q, q its number
+// in the quad) are adjacent channels, which it stores as 16 bytes without asking its neighbours:
 //
 // l1: groups of 64 channels in 128 rows, 8 gate rows and the 8 up rows of the same channels in turns, so that a thread
 //     also holds both values of a channel.

@@ -20,7 +20,7 @@ DM_HOST_DEVICE constexpr u64 swizzle128_descriptor(u32 address) {
 // Moves along K inside the swizzle atom: the hardware applies the XOR to the final address.
 DM_HOST_DEVICE constexpr u64 advance_descriptor(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
 
-// The operand `index` strides further on, as one addition to the low word: addresses of shared memory leave it no carry.
+// The operand `index` strides further on, as one addition to the low word: shared memory is too small for a carry.
 DM_HOST_DEVICE constexpr u64 strided_descriptor(u64 descriptor, u32 index, u32 stride) {
     return (descriptor >> 32 << 32) | (u32(descriptor) + index * (stride >> 4));
 }

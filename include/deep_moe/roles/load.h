@@ -75,8 +75,8 @@ private:
 template <MegaMoeConfig kConfig>
 struct LoadARole {
     static DM_DEVICE void run(const Context<kConfig>& ctx) {
-        hw::prefetch_tensor_map(ctx.map(MapIndex::L1Acts));
-        hw::prefetch_tensor_map(ctx.map(MapIndex::L2Acts));
+        DM_UNROLL
+        for (u32 i = 0; i < u32(MapIndex::kCount); ++i) hw::prefetch_tensor_map(ctx.map(MapIndex(i)));
         TaskRing<kConfig> tasks;
         RingPosition<Context<kConfig>::kStages> stage;
         Finished finished;
@@ -104,8 +104,8 @@ struct LoadARole {
                     ready = is_ready(ctx, task);
                 }
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
-                // NOTES: not earlier. By now the math warps have used a stage of this tile, so they are past the epilogue of
-                // the one before and its stores are under way since a while: the release hardly waits.
+                // NOTES: not earlier. By now the math warps have used a stage of this tile, so they are past the
+                // epilogue of the one before and its stores are under way since a while: the release hardly waits.
                 if (kb == Context<kConfig>::kStages) announce(ctx, finished, loaded_entry);
                 load_stage(ctx, loaded, kb, stage.slot);
             }
@@ -121,13 +121,14 @@ private:
         u32* done = nullptr;
     };
 
-    // The math warps take `next`, the entry after the finished tile's, when they have stored their part of it. The loader
-    // tells the others in their place: a release waits until every store has reached its memory.
+    // The math warps take `next`, the entry after the finished tile's, when they have stored their part of it. The
+    // loader tells the others in their place: a release waits until every store has reached its memory. What an aborted
+    // CTA did not store it does not announce.
     static DM_DEVICE void announce(const Context<kConfig>& ctx, Finished& finished,
                                    const RingPosition<kTaskDepth>& next) {
         if (finished.done == nullptr) return;
         wait_barrier(ctx, ctx.barriers().task_empty(next.slot), next.full_parity());
-        hw::add_release_gpu(finished.done, 1);
+        if (!ctx.aborted()) hw::add_release_gpu(finished.done, 1);
         finished.done = nullptr;
     }
 

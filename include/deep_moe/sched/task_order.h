@@ -3,13 +3,13 @@
 // The rows that a local expert received are cut into row blocks of block_m rows; blocks are numbered through all
 // experts in ascending order. A *unit* is up to unit_blocks consecutive blocks of one expert; its tiles run with the
 // row block fastest, so that CTAs working side by side share a weight tile in the L2 cache. Units of L1 and L2 form one
-// sequence: L1 runs ahead until it leads by lag_blocks, then L2 units and L1 units follow each other. CTAs take places of
-// the sequence one after the other, in ascending order, as they get ready for the next tile.
+// sequence: L1 runs ahead until it leads by lag_blocks, then L2 units and L1 units follow each other. CTAs take places
+// of the sequence one after the other, in ascending order, as they get ready for the next tile.
 //
-// No order can dead-lock: a tile waits only for tiles earlier in the sequence, and those have been taken before. L2 of a block comes after all L1 tiles of
-// the block. On a ring, L1 of block b also waits for L2 of block b - ring_blocks; L1 leads by at most
-// lag_blocks + unit_blocks - 1 blocks, and the ring holds at least that many (config_error). So the earliest unfinished
-// tile can always proceed, and every CTA reaches its tiles in ascending order.
+// No order can dead-lock: a tile waits only for tiles earlier in the sequence, and those have been taken before. L2 of a
+// block comes after all L1 tiles of the block. On a ring, L1 of block b also waits for L2 of block b - ring_blocks; L1
+// leads by at most lag_blocks + unit_blocks - 1 blocks, and the ring holds at least that many (config_error). So the
+// earliest unfinished tile can always proceed, and every CTA reaches its tiles in ascending order.
 #pragma once
 
 #include "deep_moe/layout/config.h"
