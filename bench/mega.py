@@ -228,15 +228,31 @@ def wrong(row: dict) -> bool:
     return not (row["error"] <= row["error_bar"] and row["error_to_float64"] <= 1.02 * row["reference_to_float64"])
 
 
+def add_layer_options(parser: argparse.ArgumentParser, tokens: str, repeats: int) -> None:
+    """What is run and how often; `tokens` and `repeats` are defaults."""
+    parser.add_argument("--tokens", default=tokens, help="per rank (default %(default)s)")
+    parser.add_argument("--experts-per-rank", type=int, help="instead of the shape's own slice")
+    parser.add_argument("--max-tokens", type=int, default=8192, help="of every buffer (default %(default)s)")
+    parser.add_argument("--distribution", default="zero-mean", choices=list(testing.DISTRIBUTIONS))
+    parser.add_argument("--routing", default="uniform", choices=["uniform", "zipf"], help="default %(default)s")
+    parser.add_argument("--repeats", type=int, default=repeats, help="samples per median (default %(default)s)")
+
+
+def check_layer_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Ends the program where an option makes no sense; args.tokens becomes a list."""
+    args.tokens = [int(count) for count in args.tokens.split(",")]
+    for name in ("max_tokens", "repeats", "num_sms", "experts_per_rank"):
+        value = getattr(args, name, None)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    if not 0 <= min(args.tokens) <= max(args.tokens) <= args.max_tokens:
+        parser.error(f"--tokens is {args.tokens}; it must be from 0 to --max-tokens {args.max_tokens}")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="flash,v3", help="of flash, v3, pro (default %(default)s)")
-    parser.add_argument("--tokens", default=TOKENS, help="per rank (default %(default)s)")
-    parser.add_argument("--experts-per-rank", type=int, help="instead of the shape's own slice")
-    parser.add_argument("--max-tokens", type=int, default=8192, help="of the one buffer (default %(default)s)")
-    parser.add_argument("--distribution", default="zero-mean", choices=list(testing.DISTRIBUTIONS))
-    parser.add_argument("--routing", default="uniform", choices=["uniform", "zipf"], help="default %(default)s")
-    parser.add_argument("--repeats", type=int, default=11, help="samples per median (default %(default)s)")
+    add_layer_options(parser, TOKENS, repeats=11)
     parser.add_argument("--num-sms", type=int, help="limit of the grid")
     parser.add_argument("--peers", default="", help="public competitors, of: " + ", ".join(peers.PEERS))
     parser.add_argument("--json", help="write all rows there")
@@ -244,12 +260,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plot", help="write a plot there (needs matplotlib)")
     args = parser.parse_args()
     args.peers = [name for name in args.peers.split(",") if name]
-    args.tokens = [int(count) for count in args.tokens.split(",")]
-    for name in ("max_tokens", "repeats", "num_sms", "experts_per_rank"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
-    if not 0 <= min(args.tokens) <= max(args.tokens) <= args.max_tokens:
-        parser.error(f"--tokens is {args.tokens}; it must be from 0 to --max-tokens {args.max_tokens}")
+    check_layer_options(parser, args)
     return args
 
 

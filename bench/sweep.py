@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from mega import CHECKED_TOKENS, ERROR_BAR, Inputs, Truth, wrong
+from mega import CHECKED_TOKENS, ERROR_BAR, Inputs, Truth, add_layer_options, check_layer_options, wrong
 from shapes import Shape, shape_of
 from timing import ColdTimer, Ranks
 
@@ -151,21 +151,12 @@ def setting(text: str) -> tuple[str, list[int]]:
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="flash", help="flash, v3 or pro (default %(default)s)")
-    parser.add_argument("--tokens", default="1024,2048,8192", help="per rank (default %(default)s)")
-    parser.add_argument("--experts-per-rank", type=int, help="instead of the shape's own slice")
-    parser.add_argument("--max-tokens", type=int, default=8192, help="of the buffers (default %(default)s)")
-    parser.add_argument("--distribution", default="zero-mean", choices=list(testing.DISTRIBUTIONS))
-    parser.add_argument("--routing", default="uniform", choices=["uniform", "zipf"], help="default %(default)s")
+    add_layer_options(parser, "1024,2048,8192", repeats=9)
     parser.add_argument(
         "--set", action="append", type=setting, default=[], metavar="FIELD=A,B,...", help="values to combine"
     )
-    parser.add_argument("--repeats", type=int, default=9, help="samples per median (default %(default)s)")
     args = parser.parse_args(argv)
-    args.tokens = [int(count) for count in args.tokens.split(",")]
-    if not 0 <= min(args.tokens) <= max(args.tokens) <= args.max_tokens:
-        parser.error(f"--tokens {args.tokens} must be from 0 to --max-tokens {args.max_tokens}")
-    if args.repeats < 1:
-        parser.error(f"--repeats {args.repeats} must be at least 1")
+    check_layer_options(parser, args)
     fields = [field for field, _ in args.set]
     if len(set(fields)) < len(fields):
         parser.error(f"--set names a field twice: {', '.join(fields)}")

@@ -134,7 +134,9 @@ def test_inputs_follow_the_routing(mega):
         (["--set", "lag_blocks=8", "--set", "lag_blocks=9"], "a field twice: lag_blocks"),
         (["--tokens", "1,9000"], "9000.*8192"),
         (["--tokens", "-1"], "from 0"),
-        (["--repeats", "0"], "--repeats 0"),
+        (["--repeats", "0"], "--repeats is 0"),
+        (["--experts-per-rank", "0"], "--experts-per-rank is 0"),
+        (["--max-tokens", "-8"], "--max-tokens is -8"),
         (["--routing", "even"], "zipf"),
     ],
 )
