@@ -76,6 +76,20 @@ void arrive_on(Fiber* f, const Cta& cta, Barrier& b, u32 bytes) {
     try_complete_phase(world, b);
 }
 
+Barrier& waited_barrier(Fiber* f, const u64* p, u32 parity, const char* what) {
+    f->world->enter(f);
+    if (parity > 1) fail(f, FaultKind::Protocol, what + (" with parity " + std::to_string(parity)));
+    return find_barrier(f, *f->cta, p, what);
+}
+
+// f has seen that the barrier's last phase has completed.
+void see_completed(Fiber* f, const Barrier& b) {
+    if (f->world->weak_memory) {
+        acquire_view(f, b.completed);
+        f->reads = f->world->sizes.join(f->reads, b.completed_reads);
+    }
+}
+
 }  // namespace
 
 Barrier& find_barrier(Fiber* f, const Cta& cta, const u64* p, const char* what) {
@@ -173,24 +187,6 @@ void api_mbarrier_arrive_cluster(ThreadHead* t, u64* p, u32 cta_rank) {
     const Cta& cta = cluster_cta(f, cta_rank, kWhat);
     arrive_on(f, cta, find_barrier(f, cta, same_place(*f, cta, p), kWhat), 0);
 }
-
-namespace {
-
-Barrier& waited_barrier(Fiber* f, const u64* p, u32 parity, const char* what) {
-    f->world->enter(f);
-    if (parity > 1) fail(f, FaultKind::Protocol, what + (" with parity " + std::to_string(parity)));
-    return find_barrier(f, *f->cta, p, what);
-}
-
-// f has seen that the barrier's last phase has completed.
-void see_completed(Fiber* f, const Barrier& b) {
-    if (f->world->weak_memory) {
-        acquire_view(f, b.completed);
-        f->reads = f->world->sizes.join(f->reads, b.completed_reads);
-    }
-}
-
-}  // namespace
 
 bool api_mbarrier_test_wait(ThreadHead* t, u64* p, u32 parity) {
     Fiber* f = static_cast<Fiber*>(t);

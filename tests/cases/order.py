@@ -127,10 +127,11 @@ def test_a_rank_late_by_seconds(worlds, when):
 # ---- a launch that gives up: orderly, on all ranks, with the context alive -------------------------------------------
 
 
-def failed_launches(device, launch) -> list[str]:
-    """launch(rank) in a world of its own whose buffer is unusable afterwards: every rank's message, "" for none."""
-    world = testing.World(GEOMETRIES["small"].problem(), 2, device)
-    inputs = world.inputs([5, 9])
+def outcomes_of(world, inputs, launch, **options) -> list[str]:
+    """launch(rank, y) on all ranks, after which the buffer may be unusable; the world is closed.
+
+    Every rank's message, "" for none. `options` are those of World.run.
+    """
 
     def body(rank):
         given = inputs[rank.group.rank()]
@@ -144,9 +145,16 @@ def failed_launches(device, launch) -> list[str]:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    messages = world.run(body)
+    messages = world.run(body, **options)
     with contextlib.suppress(deep_moe.DeepMoeError):  # said once more on a rank that has not heard of it
         world.close()
+    return messages
+
+
+def failed_launches(device, launch) -> list[str]:
+    """The outcomes in a small world of its own, and the context lives."""
+    world = testing.World(GEOMETRIES["small"].problem(), 2, device)
+    messages = outcomes_of(world, world.inputs([5, 9]), launch)
     assert torch.ones(4, device=device).sum() == 4  # the context lives
     return messages
 

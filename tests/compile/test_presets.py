@@ -30,6 +30,9 @@ def all_kernels() -> list:
     return parameters
 
 
+KERNELS = all_kernels()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_parallel(request):
     """Compiles what the selected tests ask for, on all CPUs; a kernel that fails does so again in its own test."""
@@ -41,7 +44,7 @@ def compiled_in_parallel(request):
         pass
 
 
-@pytest.mark.parametrize("kernel_request", all_kernels())
+@pytest.mark.parametrize("kernel_request", KERNELS)
 def test_clean(kernel_request):
     request = kernel_request
     found = report(get_kernel(request.config, request.kind, request.arch))
@@ -61,7 +64,7 @@ def instructions(cubin: bytes) -> list[int]:
     raise AssertionError("no code")
 
 
-@pytest.mark.parametrize("kernel_request", [each for each in all_kernels() if "mega" in each.id])
+@pytest.mark.parametrize("kernel_request", [each for each in KERNELS if "mega" in each.id])
 def test_descriptors_stay_in_uniform_registers(kernel_request):
     """Nothing is moved to a uniform register shortly before a wgmma: it cost 5 % of a layer where it happened.
 

@@ -148,7 +148,7 @@ PIPELINE = (
     Mutant(
         "announce: not after a short tile",
         "roles/load.h",
-        "            announce(ctx, finished, loaded_entry);\n            ctx.trace",
+        "            announce(ctx, finished, entry);\n            ctx.trace",
         "            ctx.trace",
     ),
     Mutant(
@@ -172,5 +172,5 @@ PIPELINE = (
     Mutant("announce: relaxed", "roles/load.h", "hw::add_release_gpu(finished", "hw::atomic_add_relaxed_gpu(finished"),
     Mutant("announce: as two tiles", "roles/load.h", "(finished.done, 1)", "(finished.done, 2)"),
     Mutant("announce: again and again", "roles/load.h", "        finished.done = nullptr;\n", ""),
-    Mutant("announce: of the next block", "roles/load.h", "done_word(ctx, loaded);", "done_word(ctx, loaded) + 1;"),
+    Mutant("announce: of the next block", "roles/load.h", "done_word(ctx, task);", "done_word(ctx, task) + 1;"),
 )

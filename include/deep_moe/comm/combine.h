@@ -15,7 +15,8 @@ struct Combine {
     static constexpr u32 kSpanColumns = kWarpSize * kLaneColumns;
     static constexpr u32 kLoadsInFlight = 24;  // 16-byte loads per lane: fewer do not fill the memory's bandwidth
     static constexpr u32 kSpans = max_of(1u, kLoadsInFlight / kTopk);  // of a work item
-    static constexpr u32 kItemsPerToken = ceil_div(kConfig.hidden, kSpans* kSpanColumns);
+    static constexpr u32 kItemColumns = kSpans * kSpanColumns;
+    static constexpr u32 kItemsPerToken = ceil_div(kConfig.hidden, kItemColumns);
 
     // Every math warp of the grid; `warp` counts them.
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 warp, u32 num_warps) {
@@ -24,7 +25,7 @@ struct Combine {
         for (u32 item = warp; item < items; item += num_warps) {
             const u32 slots = hw::ballot(expert < kConfig.num_experts);
             expert = expert_of_lane(ctx, item + num_warps, items);  // arrives behind this item's loads
-            combine(ctx, item / kItemsPerToken, item % kItemsPerToken * kSpans * kSpanColumns, slots);
+            combine(ctx, item / kItemsPerToken, item % kItemsPerToken * kItemColumns, slots);
         }
     }
 

@@ -19,13 +19,14 @@ struct TensorMapSpec {
 };
 
 constexpr TensorMapSpec tensor_map_spec(const MegaMoeConfig& c, MapIndex map) {
-    const u64 h = c.hidden, i = c.padded_intermediate();
+    const auto pool = [&c](const char* name, u64 columns, u32 rows) -> TensorMapSpec {
+        return {name, 2, {columns, c.ring_rows, 1}, {columns, 0}, {kBlockK, rows, 1}};
+    };
     switch (map) {
-        case MapIndex::L1Acts: return {"l1_acts", 2, {h, c.ring_rows, 1}, {h, 0}, {kBlockK, c.block_m, 1}};
-        case MapIndex::L1ShortActs:
-            return {"l1_short_acts", 2, {h, c.ring_rows, 1}, {h, 0}, {kBlockK, kWarpgroupRows, 1}};
-        case MapIndex::L2Acts: return {"l2_acts", 2, {i, c.ring_rows, 1}, {i, 0}, {kBlockK, c.block_m, 1}};
-        default: return {"l2_short_acts", 2, {i, c.ring_rows, 1}, {i, 0}, {kBlockK, kWarpgroupRows, 1}};
+        case MapIndex::L1Acts: return pool("l1_acts", c.hidden, c.block_m);
+        case MapIndex::L1ShortActs: return pool("l1_short_acts", c.hidden, kWarpgroupRows);
+        case MapIndex::L2Acts: return pool("l2_acts", c.padded_intermediate(), c.block_m);
+        default: return pool("l2_short_acts", c.padded_intermediate(), kWarpgroupRows);
     }
 }
 

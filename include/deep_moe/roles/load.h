@@ -80,10 +80,8 @@ struct LoadARole {
         TaskRing<kConfig> tasks;
         RingPosition<Context<kConfig>::kStages> stage;
         Finished finished;
-        RingPosition<kTaskDepth> entry = tasks.position;
-        TileTask task = tasks.take(ctx);
-        bool ready = is_ready(ctx, task);
-        for (;;) {
+        for (Turn next = turn(ctx, tasks);;) {
+            const auto [task, entry, ready] = next;
             ctx.trace.lap(TraceKind::WaitTask, task);
             if (task.kind == TaskKind::End) return announce(ctx, finished, entry);
             if (!ready && !is_ready(ctx, task)) {
@@ -94,28 +92,34 @@ struct LoadARole {
             ctx.trace.lap(TraceKind::WaitRows, task);
             // Rows, scales and requantised values were written by ordinary stores or other CTAs' bulk stores.
             hw::fence_proxy_async();
-            const TileTask loaded = task;
-            const RingPosition<kTaskDepth> loaded_entry = entry;
-            const u32 k_blocks = ctx.k_blocks(loaded.kind), turn_at = k_blocks - 1;
+            const u32 k_blocks = ctx.k_blocks(task.kind), turn_at = k_blocks - 1;
             for (u32 kb = 0; kb < k_blocks; ++kb, stage.advance()) {
-                if (kb == turn_at) {
-                    entry = tasks.position;
-                    task = tasks.take(ctx);
-                    ready = is_ready(ctx, task);
-                }
+                if (kb == turn_at) next = turn(ctx, tasks);
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
                 // NOTES: not earlier. By now the math warps have used a stage of this tile, so they are past the
                 // epilogue of the one before and its stores are under way since a while: the release hardly waits.
-                if (kb == Context<kConfig>::kStages) announce(ctx, finished, loaded_entry);
-                load_stage(ctx, loaded, kb, stage.slot);
+                if (kb == Context<kConfig>::kStages) announce(ctx, finished, entry);
+                load_stage(ctx, task, kb, stage.slot);
             }
-            announce(ctx, finished, loaded_entry);
-            ctx.trace.lap(TraceKind::Load, loaded);
-            finished.done = done_word(ctx, loaded);
+            announce(ctx, finished, entry);
+            ctx.trace.lap(TraceKind::Load, task);
+            finished.done = done_word(ctx, task);
         }
     }
 
 private:
+    // A tile, its entry in the ring, and whether its rows were there when the loader turned to it.
+    struct Turn {
+        TileTask task;
+        RingPosition<kTaskDepth> entry;
+        bool ready;
+    };
+    static DM_DEVICE Turn turn(const Context<kConfig>& ctx, TaskRing<kConfig>& tasks) {
+        const RingPosition<kTaskDepth> entry = tasks.position;
+        const TileTask task = tasks.take(ctx);
+        return {task, entry, is_ready(ctx, task)};
+    }
+
     // The tile before the current one, until other CTAs and the dispatch warps have been told that it is stored.
     struct Finished {
         u32* done = nullptr;

@@ -14,12 +14,12 @@ template <typename T>
 DM_DEVICE void store(T* p, T value) {
     *p = value;
 }
-// 16 bytes that nobody will use again: the first to leave the L2 cache.
 DM_DEVICE u64 evict_first_policy() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
+// Of 16 bytes that nobody will use again: the first to leave the L2 cache.
 DM_DEVICE Vec16 load_evict_first(const Vec16* p) {
     Vec16 v;
     asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
