@@ -78,9 +78,6 @@ py::list header_fields() {
     DM_HEADER_FIELD(epoch);
     DM_HEADER_FIELD(num_tokens);
     DM_HEADER_FIELD(count_arrivals);
-    DM_HEADER_FIELD(list_arrivals);
-    DM_HEADER_FIELD(tail_arrivals);
-    DM_HEADER_FIELD(exit_arrivals);
     DM_HEADER_FIELD(places_taken);
 #undef DM_HEADER_FIELD
     return fields;

@@ -13,12 +13,16 @@ import pytest
 
 from deep_moe import _C
 
-HIDDEN, INTERMEDIATE = 512, 384  # 2 L2 tiles, 3 L1 tiles
+HIDDEN, INTERMEDIATE, L1_TILES, L2_TILES = 768, 256, 2, 3
 
 
-def make_config(num_local: int, ring_blocks: int, lag: int, unit: int, block_m: int = 64) -> _C.Config:
+def make_config(
+    num_local: int, ring_blocks: int, lag: int, unit: int, block_m: int = 64, num_ranks: int = 1
+) -> _C.Config:
+    """L1 and L2 units interleave with more than one rank, if the ring has room for it."""
     return _C.Config(
-        num_experts=num_local,
+        num_ranks=num_ranks,
+        num_experts=num_local * num_ranks,
         num_topk=16,
         hidden=HIDDEN,
         intermediate=INTERMEDIATE,
@@ -51,8 +55,8 @@ def check_order(config: _C.Config, rows: list[int]) -> None:
     for expert, count in enumerate(rows):
         for first in range(0, count, config.block_m):
             valid = min(config.block_m, count - first)
-            expected |= {(1, expert, block, n, valid, block % ring) for n in range(3)}
-            expected |= {(2, expert, block, n, valid, block % ring) for n in range(2)}
+            expected |= {(1, expert, block, n, valid, block % ring) for n in range(L1_TILES)}
+            expected |= {(2, expert, block, n, valid, block % ring) for n in range(L2_TILES)}
             block_rows.append(valid)
             block += 1
     assert len(tasks) == len(expected)
@@ -72,20 +76,22 @@ def check_order(config: _C.Config, rows: list[int]) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("block_m", [64, 128])
-def test_order_of_known_routings(shape, routing, block_m):
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_order_of_known_routings(shape, routing, block_m, num_ranks):
     ring, lag, unit = shape
-    check_order(make_config(4, ring, lag, unit, block_m), ROUTINGS[routing])
+    check_order(make_config(4, ring, lag, unit, block_m, num_ranks), ROUTINGS[routing])
 
 
 def test_order_of_random_routings():
     rng = random.Random(0)
     for _ in range(300):
         unit, lag = rng.randint(1, 8), rng.randint(1, 24)
-        ring = lag + unit + rng.randint(0, 5)
+        ring = lag + unit + rng.randint(0, 5) + rng.choice([0, unit])
         ring += ring % 2
         local = rng.randint(1, 12)
         rows = [rng.choice([0, 1, 63, 64, 65, rng.randint(0, 1500)]) for _ in range(local)]
-        check_order(make_config(local, ring, lag, unit), rows)
+        for num_ranks in (1, 3):
+            check_order(make_config(local, ring, lag, unit, num_ranks=num_ranks), rows)
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 3, 7, 132])
@@ -118,8 +124,27 @@ def test_units_share_weight_tiles():
     """Inside a unit the row block moves fastest: neighbouring CTAs read the same weight tile."""
     config = make_config(2, 24, 8, 4)
     tasks = _C.task_order(config, [256, 256])
-    first_unit = tasks[:12]
-    assert [(t[2], t[3]) for t in first_unit] == [(b, n) for n, b in itertools.product(range(3), range(4))]
+    first_unit = tasks[: 4 * L1_TILES]
+    assert [(t[2], t[3]) for t in first_unit] == [(b, n) for n, b in itertools.product(range(L1_TILES), range(4))]
+
+
+def test_units_of_both_phases_alternate():
+    """With several ranks: once L1 leads by the lag, 2 L1 tiles and 3 L2 tiles share any 5 places."""
+    tasks = _C.task_order(make_config(1, 16, 8, 4, num_ranks=2), [64 * 40])
+    phases = [task[0] for task in tasks]
+    ahead, total, after = 8 * L1_TILES, 40 * 5, 8 * L2_TILES
+    assert phases[:ahead] == [1] * ahead and phases[total - after :] == [2] * after
+    together = phases[ahead : total - after]
+    for begin in range(len(together) - 5):
+        assert together[begin : begin + 5].count(1) == L1_TILES
+
+
+@pytest.mark.parametrize(("ring", "interleaved"), [(14, False), (16, True)])
+def test_units_alternate_only_where_the_ring_has_room(ring, interleaved):
+    """The unit that L1 is in, the lag, and the unit that L2 is in: 8 + 2 * 4 - 1 blocks."""
+    rows = [64 * 40]
+    alone, shared = (_C.task_order(make_config(1, ring, 8, 4, num_ranks=ranks), rows) for ranks in (1, 2))
+    assert (alone != shared) == interleaved and sorted(alone) == sorted(shared)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +192,7 @@ class Simulation:
         for place, (phase, _, block, *_rest) in enumerate(order(config, rows)):
             cta = place if place < num_ctas else heapq.heappop(asking)[1]
             done = self.ctas[cta]
-            ready = self.rows_arrived(block) if phase == 1 else self.all_stored(1, block, tiles=3)
+            ready = self.rows_arrived(block) if phase == 1 else self.all_stored(1, block, tiles=L1_TILES)
             done.append(max(ready, done[-1]) + timing.tile(cta))
             self.stored[phase, block].append(done[-1])
             heapq.heappush(asking, (done[max(0, len(done) - 1 - timing.ahead)], cta))
@@ -180,7 +205,7 @@ class Simulation:
         """Pulls the rows up to this block's last."""
         while len(self.arrived) <= block:
             b = len(self.arrived)
-            slot_free = self.all_stored(2, b - self.ring_blocks, tiles=2) if b >= self.ring_blocks else 0.0
+            slot_free = self.all_stored(2, b - self.ring_blocks, tiles=L2_TILES) if b >= self.ring_blocks else 0.0
             last = 0.0
             for _ in range(self.block_rows[b]):
                 warp = self.pulled_rows % len(self.pull_warps)
@@ -214,10 +239,10 @@ def test_dynamic_places_finish_for_any_timing():
     for _ in range(400):
         unit, lag, num_ctas = rng.randint(1, 8), rng.randint(1, 24), rng.choice([1, 2, 3, 7, 60, 132])
         block_m = rng.choice([64, 128])
-        ring = lag + unit - 1 + rng.choice([0, 0, 1, 9])
+        ring = lag + unit - 1 + rng.choice([0, 0, 1, 9]) + rng.choice([0, unit])
         ring += ring % 2 if block_m == 64 else 0
         rows = random_rows(rng, rng.randint(1, 5000))
-        config = make_config(len(rows), ring, lag, unit, block_m)
+        config = make_config(len(rows), ring, lag, unit, block_m, num_ranks=rng.choice([1, 2]))
         tile_cost = [rng.choice([1, 1, 1, 0.1, 20]) for _ in range(num_ctas)]
         row_cost = rng.choice([0.001, 0.1, 3])
         timing = Timing(
@@ -246,7 +271,7 @@ def test_dynamic_places_end_soon_and_together(num_ctas, ahead):
     rng = random.Random(num_ctas)
     for _ in range(12):
         unit = rng.randint(1, 8)
-        lag = -(-num_ctas * (1 + ahead) // 2) + unit  # 2 L2 tiles per block
+        lag = -(-num_ctas * (1 + ahead) // L2_TILES) + unit
         ring = 2 * lag + unit
         rows = random_rows(rng, rng.randint(1, 100 * num_ctas))
         config, timing = make_config(len(rows), ring + ring % 2, lag, unit), Timing(ahead=ahead)

@@ -1,7 +1,7 @@
-// Learning what will come: waits for every source's flag and puts the counts into shared memory.
+// Learning what will come: waits for all ranks, which must work with the same bound class, and puts the counts into shared memory.
 #pragma once
 
-#include "deep_moe/comm/wait.h"
+#include "deep_moe/comm/arrivals.h"
 
 namespace deep_moe {
 
@@ -11,13 +11,10 @@ struct Receive {
 
     // One warp of every CTA. False when the launch is to be abandoned.
     static DM_DEVICE bool run(const Context<kConfig>& ctx) {
-        bool ok = true;
-        DM_NO_UNROLL
-        for (u32 source = hw::lane_idx(); source < kConfig.num_ranks; source += kWarpSize)
-            ok = ok && wait_flag(ctx, source);
-        hw::sync_warp();
+        const bool ok = Arrivals<BufferField::CountFlags>::wait(ctx, WaitSite::CountFlag, hw::block_idx() == 0,
+                                                                kConfig.bound_class);
         ctx.trace.lap(TraceKind::WaitCountFlags);
-        if (!hw::all_lanes(ok)) return false;
+        if (!ok) return false;
 
         const u32* counts = ctx.template own<BufferField::RecvCounts>();
         DM_NO_UNROLL
@@ -33,24 +30,6 @@ struct Receive {
         }
         ctx.trace.lap(TraceKind::Receive);
         return true;
-    }
-
-private:
-    // The flag of this launch has come, and the source works with the same bound class.
-    static DM_DEVICE bool wait_flag(const Context<kConfig>& ctx, u32 source) {
-        const u32 epoch = ctx.epoch();
-        u64 flag = 0;
-        const bool ok = wait_word<hw::Scope::Sys>(ctx, WaitSite::CountFlag, source,
-                                                  ctx.template own<BufferField::CountFlags>() + source, [&](u64 word) {
-                                                      flag = word;
-                                                      return u32(word >> 32) == epoch;
-                                                  });
-        if (ok && u32(flag) != kConfig.bound_class) {
-            raise_abort(ctx, AbortCode::BoundMismatch, WaitSite::CountFlag, source);
-            check_abort(ctx);
-            return false;
-        }
-        return ok;
     }
 };
 

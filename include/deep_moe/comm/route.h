@@ -1,11 +1,11 @@
 // Telling the owners what will come: each rank counts the rows it sends to every expert, writes the list of rows into
-// its segment of every owner's SourceLists, ordered by local expert, and then raises its flag there.
+// its segment of every owner's SourceLists, ordered by local expert, and arrives at the owners.
 //
 // One warp of each of the first `parts` CTAs takes a stripe of the (token, slot) entries. Any routing fits: a segment
 // holds as many entries as a rank can have, duplicates included.
 #pragma once
 
-#include "deep_moe/comm/wait.h"
+#include "deep_moe/comm/arrivals.h"
 
 namespace deep_moe {
 
@@ -19,7 +19,6 @@ struct Route {
 
     // Warp-collective. False when the launch is to be abandoned.
     static DM_DEVICE bool run(const Context<kConfig>& ctx) {
-        BufferHeader* header = ctx.template own<BufferField::Header>();
         const u32 entries = num_tokens(ctx) * kConfig.num_topk;
         const u32 parts = max_of(1u, min_of(hw::grid_dim(), ceil_div(entries, kMinEntriesPerPart)));
         if (hw::block_idx() >= parts) return true;
@@ -29,14 +28,11 @@ struct Route {
 
         count(ctx, begin, end);
         ctx.trace.lap(TraceKind::Route);
-        if (!meet(ctx, &header->count_arrivals, parts)) return false;
+        if (parts > 1 && !meet(ctx, parts)) return false;
         ctx.trace.lap(TraceKind::WaitRouteCounts);
         place(ctx);
         write_lists(ctx, begin, end);
-        hw::sync_warp();
-        u32 arrived = 0;
-        if (hw::lane_idx() == 0) arrived = hw::atomic_add_acq_rel<hw::Scope::Sys>(&header->list_arrivals, 1);
-        if (hw::shfl(arrived, 0) == parts - 1) announce(ctx);
+        Arrivals<BufferField::CountFlags>::arrive(ctx, parts);
         ctx.trace.lap(TraceKind::Route);
         return true;
     }
@@ -86,7 +82,7 @@ private:
         hw::sync_warp();
         for_each_entry(ctx, begin, end, [&](u32, u32 expert) { hw::atomic_add_shared(next + expert, 1); });
         hw::sync_warp();
-        u32* send_counts = ctx.template own<BufferField::SendCounts>();
+        u32* send_counts = ctx.send_counts();
         DM_NO_UNROLL
         for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) {
             const u32 rows = hw::load_shared(next + e);
@@ -96,7 +92,8 @@ private:
     }
 
     // All `parts` CTAs have arrived.
-    static DM_DEVICE bool meet(const Context<kConfig>& ctx, u32* arrivals, u32 parts) {
+    static DM_DEVICE bool meet(const Context<kConfig>& ctx, u32 parts) {
+        u32* arrivals = ctx.template own<BufferField::Header>()->count_arrivals + (ctx.epoch() & 1);
         bool ok = true;
         if (hw::lane_idx() == 0) {
             hw::atomic_add_acq_rel<hw::Scope::Gpu>(arrivals, 1);
@@ -106,11 +103,11 @@ private:
         return hw::all_lanes(ok);
     }
 
-    // Turns places within an expert into places within the owner's segment.
+    // Turns places within an expert into places within the owner's segment. The first CTA passes the counts on.
     static DM_DEVICE void place(const Context<kConfig>& ctx) {
         u32* next = next_of(ctx);
         u32* prefix = next + kExperts;
-        const u32* send_counts = ctx.template own<BufferField::SendCounts>();
+        const u32* send_counts = ctx.send_counts();
         u32 total = 0;
         DM_NO_UNROLL
         for (u32 base = 0; base < kExperts; base += kWarpSize) {
@@ -122,6 +119,9 @@ private:
                 if (hw::lane_idx() >= delta) sum += below;
             }
             if (e < kExperts) hw::store_shared(prefix + e, total + sum - rows);
+            if (e < kExperts && hw::block_idx() == 0)
+                hw::store(ctx.template peer<BufferField::RecvCounts>(e / kLocal) + ctx.params.rank * kLocal + e % kLocal,
+                          rows);
             total += hw::shfl(sum, kWarpSize - 1);
         }
         hw::sync_warp();
@@ -139,29 +139,6 @@ private:
             u32* segment = ctx.template peer<BufferField::SourceLists>(expert / kLocal) + ctx.params.rank * u64(kSegment);
             hw::store(segment + hw::atomic_add_shared(next + expert, 1), entry);
         });
-    }
-
-    // The last CTA: counts, then flags. Everybody has read send_counts, so it is cleared for the next launch.
-    static DM_DEVICE void announce(const Context<kConfig>& ctx) {
-        BufferHeader* header = ctx.template own<BufferField::Header>();
-        u32* send_counts = ctx.template own<BufferField::SendCounts>();
-        const u32 rank = ctx.params.rank;
-        hw::sync_warp();
-        DM_NO_UNROLL
-        for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) {
-            u32* recv_counts = ctx.template peer<BufferField::RecvCounts>(e / kLocal) + rank * kLocal;
-            hw::store(recv_counts + e % kLocal, hw::load_relaxed<hw::Scope::Gpu>(send_counts + e));
-            hw::store(send_counts + e, 0u);
-        }
-        if (hw::lane_idx() == 0) {
-            hw::store(&header->count_arrivals, 0u);
-            hw::store(&header->list_arrivals, 0u);
-        }
-        hw::sync_warp();
-        const u64 flag = u64(ctx.epoch()) << 32 | kConfig.bound_class;
-        DM_NO_UNROLL
-        for (u32 owner = hw::lane_idx(); owner < kConfig.num_ranks; owner += kWarpSize)
-            hw::store_release_sys(ctx.template peer<BufferField::CountFlags>(owner) + rank, flag);
     }
 };
 

@@ -5,9 +5,9 @@
 // channels; when the warpgroups split the columns they exchange their maxima through shared memory.
 #pragma once
 
-#include "deep_moe/comm/wait.h"
 #include "deep_moe/epi/accumulator.h"
 #include "deep_moe/epi/quantise.h"
+#include "deep_moe/pipe/math_barrier.h"
 
 namespace deep_moe {
 
@@ -25,14 +25,14 @@ struct SwigluQuantise {
     static constexpr u32 kPieces = Accumulator<kSplit>::kPieces;
     static constexpr u32 kValues = kPieceRegisters / 2;  // activated values of a thread in one piece
 
-    // Collective over the math warps. `exchanges` counts the tiles so far (all math warps agree).
+    // Collective over the math warps.
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
-                              const TileRows& rows, Accumulator<kSplit>& acc, u32& exchanges) {
+                              const TileRows& rows, Accumulator<kSplit>& acc, MathBarrier& barrier) {
         const bool writes = !ctx.warp_aborted();
         float amax[2];
         if (ctx.params.activation_clamp <= kLargestFloat) clamp(acc, ctx.params.activation_clamp);
         activate(acc, amax);
-        if constexpr (ThreadTile<kSplit>::kByColumns) exchange(ctx, tile, amax, exchanges);
+        if constexpr (ThreadTile<kSplit>::kByColumns) exchange(ctx, tile, amax, barrier);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
             // The row's top-k weight is a factor of all its values: it goes into their scale.
@@ -82,18 +82,15 @@ private:
 
     // Joins the maxima of the two warpgroups. Two banks: a warpgroup may be one tile ahead of a reader.
     static DM_DEVICE void exchange(const Context<kConfig>& ctx, const ThreadTile<kSplit>& tile, float (&amax)[2],
-                                   u32& exchanges) {
-        float* bank = ctx.template shared<SmemField::Amax, float>() + exchanges % 2 * (kNumMathWarpgroups * 64);
+                                   MathBarrier& barrier) {
+        float* bank = ctx.template shared<SmemField::Amax, float>() + barrier.meetings % 2 * (kNumMathWarpgroups * 64);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r)
             if (tile.quad_lane == 0) hw::store_shared(bank + tile.warpgroup * 64 + tile.row(r), amax[r]);
-        hw::sync_warp();
-        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().amax()));
-        wait_barrier(ctx, ctx.barriers().amax(), exchanges % 2);
+        barrier.meet(ctx);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r)
             amax[r] = hw::max(amax[r], hw::load_shared(bank + (tile.warpgroup ^ 1) * 64 + tile.row(r)));
-        ++exchanges;
     }
 
     static DM_DEVICE void store_row(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,

@@ -18,7 +18,7 @@ struct BufferFieldType;
     };
 DM_FIELD_TYPE(Header, BufferHeader)
 DM_FIELD_TYPE(CountFlags, u64)
-DM_FIELD_TYPE(DoneFlags, u32)
+DM_FIELD_TYPE(DoneFlags, u64)
 DM_FIELD_TYPE(SendCounts, u32)
 DM_FIELD_TYPE(RecvCounts, u32)
 DM_FIELD_TYPE(SourceLists, u32)
@@ -105,6 +105,9 @@ struct Context {
         return own<kField>() + (epoch() & 1) * kConfig.max_blocks();
     }
 
+    // This launch's bank of the routing counts.
+    DM_DEVICE u32* send_counts() const { return own<BufferField::SendCounts>() + (epoch() & 1) * kConfig.num_experts; }
+
     // How many places of the tile order CTAs have asked for, beyond the first one of each.
     DM_DEVICE u32* places_taken() const { return &own<BufferField::Header>()->places_taken; }
 
@@ -120,7 +123,7 @@ struct Context {
         }
         for (u32 i = 0; i < kNumDispatchWarps * kRowBuffers; ++i) hw::mbarrier_init(barrier(barriers().row(0, i)), 1);
         hw::mbarrier_init(barrier(barriers().counts_ready()), 1);
-        hw::mbarrier_init(barrier(barriers().amax()), kNumMathWarps);
+        hw::mbarrier_init(barrier(barriers().math()), kNumMathWarps);
         hw::fence_mbarrier_init();
         u32* state = shared<SmemField::State, u32>();
         hw::store_shared(state, 0u);

@@ -11,26 +11,23 @@ namespace deep_moe {
 
 constexpr u32 kBufferMagic = 0x454f4d44;  // "DMOE"
 
-// First bytes of the buffer. Every counter is zero between launches unless it says otherwise.
+// First bytes of the buffer.
 struct BufferHeader {
     u32 magic;
     u32 num_ranks;
     u64 layout_hash;
-    u64 abort;           // (remote) 0, or an AbortRecord; never cleared by a kernel
-    u32 epoch;           // number of launches that have ended; a launch works in epoch + 1
-    i32 num_tokens;      // written by `stage`, in stream order
-    u32 count_arrivals;  // CTAs that have added their routing counts
-    u32 list_arrivals;   // CTAs that have written their part of the source lists
-    u32 tail_arrivals;   // math warps that have finished their last L2 tile
-    u32 exit_arrivals;   // CTAs about to leave
-    u32 places_taken;    // of the tile order; cleared by the launch that counts in it
+    u64 abort;              // (remote) 0, or an AbortRecord; never cleared by a kernel
+    u32 epoch;              // number of launches that have ended; a launch works in epoch + 1
+    i32 num_tokens;         // written by `stage`, in stream order
+    u32 count_arrivals[2];  // CTAs that have added their routing counts; banks alternate by epoch parity
+    u32 places_taken;       // of the tile order; cleared by the launch that counts in it
 };
 
 enum class BufferField : u32 {
     Header,
-    CountFlags,    // (remote) u64 [R]: (epoch << 32 | bound class) once source r's counts and lists are here
-    DoneFlags,     // (remote) u32 [R]: epoch in which owner r has written all its combine slots
-    SendCounts,    // u32 [E]: rows this rank sends to each expert
+    CountFlags,    // (remote) u64 [R]: source r's counts and lists are here (comm/arrivals.h)
+    DoneFlags,     // (remote) u64 [R]: owner r has written all its combine slots
+    SendCounts,    // u32 [2][E]: rows this rank sends to each expert; banks alternate by epoch parity
     RecvCounts,    // (remote) u32 [R][E_local]: rows that source r sends to each local expert
     SourceLists,   // (remote) u32 [R][T*K]: token * K + slot of source r's rows, ordered by local expert
     RowsArrived,   // u32 [2][blocks]: rows pulled into a row block; banks alternate by epoch parity
@@ -64,8 +61,8 @@ constexpr FieldSpec buffer_field_spec(const MegaMoeConfig& c, BufferField field)
     switch (field) {
         case BufferField::Header: return {"header", Dtype::U8, {sizeof(BufferHeader), 1, 1}, kPage};
         case BufferField::CountFlags: return {"count_flags", Dtype::U64, {ranks, 1, 1}, kLine};
-        case BufferField::DoneFlags: return {"done_flags", Dtype::U32, {ranks, 1, 1}, kLine};
-        case BufferField::SendCounts: return {"send_counts", Dtype::U32, {experts, 1, 1}, kLine};
+        case BufferField::DoneFlags: return {"done_flags", Dtype::U64, {ranks, 1, 1}, kLine};
+        case BufferField::SendCounts: return {"send_counts", Dtype::U32, {2, experts, 1}, kLine};
         case BufferField::RecvCounts: return {"recv_counts", Dtype::U32, {ranks, local, 1}, kLine};
         case BufferField::SourceLists: return {"source_lists", Dtype::U32, {ranks, tokens * topk, 1}, kLine};
         case BufferField::RowsArrived: return {"rows_arrived", Dtype::U32, {2, blocks, 1}, kLine};

@@ -60,6 +60,12 @@ struct MegaMoeConfig {
     }
     constexpr u32 max_blocks() const { return max_blocks_of(kMinBlockM); }
     constexpr u32 ring_blocks() const { return ring_rows / block_m; }
+    // Whether L1 and L2 units run side by side (sched/task_order.h). The scatter, which sends rows to other ranks at the
+    // end of every L2 tile, is then spread over time. Where units have no more L2 tiles than L1 tiles it has time enough,
+    // and CTAs that work in the same phase share more in the L2 cache.
+    constexpr bool interleaves() const {
+        return num_ranks > 1 && l2_n_tiles() > l1_n_tiles() && ring_blocks() >= lag_blocks + 2 * unit_blocks - 1;
+    }
     // Rows that are loaded and multiplied for a tile of so many valid ones: a short last block of an expert costs half.
     constexpr u32 tile_rows(u32 rows) const { return rows <= kWarpgroupRows ? kWarpgroupRows : block_m; }
 

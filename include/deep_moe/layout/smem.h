@@ -36,8 +36,8 @@ struct BarrierLayout {
     constexpr u32 task_empty(u32 slot) const { return 2 * stages + kTaskDepth + slot; }
     constexpr u32 row(u32 warp, u32 buffer) const { return 2 * stages + 2 * kTaskDepth + warp * kRowBuffers + buffer; }
     constexpr u32 counts_ready() const { return row(kNumDispatchWarps, 0); }
-    constexpr u32 amax() const { return counts_ready() + 1; }
-    constexpr u32 count() const { return amax() + 1; }
+    constexpr u32 math() const { return counts_ready() + 1; }
+    constexpr u32 count() const { return math() + 1; }
 };
 
 // Tiles whose weight scales are in shared memory at a time. The scales of a tile overwrite those of the tile so many

@@ -26,11 +26,15 @@ struct DispatchRole {
     }
 
 private:
-    // The next launch counts its row blocks in the bank that the last launch used.
+    // The next launch counts in the bank that the last launch used.
     static DM_DEVICE void clear_other_bank(const Context<kConfig>& ctx) {
-        const u64 other = u64((ctx.epoch() + 1) & 1) * kConfig.max_blocks();
-        const u32 stride = hw::grid_dim() * kWarpSize;
-        for (u32 i = hw::block_idx() * kWarpSize + hw::lane_idx(); i < kConfig.max_blocks(); i += stride) {
+        const u32 bank = (ctx.epoch() + 1) & 1, stride = hw::grid_dim() * kWarpSize,
+                  begin = hw::block_idx() * kWarpSize + hw::lane_idx();
+        if (begin == 0) hw::store(ctx.template own<BufferField::Header>()->count_arrivals + bank, 0u);
+        for (u32 e = begin; e < kConfig.num_experts; e += stride)
+            hw::store(ctx.template own<BufferField::SendCounts>() + bank * kConfig.num_experts + e, 0u);
+        const u64 other = u64(bank) * kConfig.max_blocks();
+        for (u32 i = begin; i < kConfig.max_blocks(); i += stride) {
             hw::store(ctx.template own<BufferField::RowsArrived>() + other + i, 0u);
             hw::store(ctx.template own<BufferField::L1Done>() + other + i, 0u);
             hw::store(ctx.template own<BufferField::L2Done>() + other + i, 0u);

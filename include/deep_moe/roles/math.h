@@ -17,25 +17,25 @@ struct MathRole {
         TaskRing<kConfig> tasks;
         Stage stage;
         RingPosition<Context<kConfig>::kScaleTiles> scales;
-        u32 exchanges = 0;
+        MathBarrier barrier;
         for (;;) {
             const TileTask task = tasks.take_warp(ctx);
             ctx.trace.lap(TraceKind::WaitTask, task);
             if (task.kind == TaskKind::End) break;
             const float* weight_scales = ctx.weight_scales(scales.slot);
             if (kConfig.tile_rows(task.rows) == kWarpgroupRows)
-                run_tile<TileSplit::Columns>(ctx, task, weight_scales, math_warp, stage, exchanges);
+                run_tile<TileSplit::Columns>(ctx, task, weight_scales, math_warp, stage, barrier);
             else
-                run_tile<TileSplit::Rows>(ctx, task, weight_scales, math_warp, stage, exchanges);
+                run_tile<TileSplit::Rows>(ctx, task, weight_scales, math_warp, stage, barrier);
             scales.advance();
         }
-        finish(ctx, hw::block_idx() * kNumMathWarps + math_warp);
+        finish(ctx, math_warp, barrier);
     }
 
 private:
     template <TileSplit kSplit>
     static DM_DEVICE void run_tile(const Context<kConfig>& ctx, const TileTask& task, const float* weight_scales,
-                                   u32 math_warp, Stage& stage, u32& exchanges) {
+                                   u32 math_warp, Stage& stage, MathBarrier& barrier) {
         const ThreadTile<kSplit> tile(math_warp);
         Accumulator<kSplit> acc;
         acc.clear();
@@ -45,7 +45,7 @@ private:
         multiply(ctx, task, tile, weight_scales, acc, stage);
         ctx.trace.lap(TraceKind::Multiply, task);
         if (task.kind == TaskKind::L1)
-            SwigluQuantise<kConfig, kSplit>::run(ctx, task, tile, rows, acc, exchanges);
+            SwigluQuantise<kConfig, kSplit>::run(ctx, task, tile, rows, acc, barrier);
         else
             Scatter<kConfig, kSplit>::run(ctx, task, tile, rows, acc);
         ctx.trace.lap(TraceKind::Epilogue, task);
@@ -117,40 +117,21 @@ private:
         return {{hw::mul(x_sf[0], even), hw::mul(x_sf[1], even)}, {hw::mul(x_sf[0], odd), hw::mul(x_sf[1], odd)}};
     }
 
-    // The last warp of the rank to finish its tiles tells all ranks; when all ranks have, the slots are complete.
-    static DM_DEVICE void finish(const Context<kConfig>& ctx, u32 warp) {
-        BufferHeader* header = ctx.template own<BufferField::Header>();
-        const u32 num_warps = hw::grid_dim() * kNumMathWarps, epoch = ctx.epoch();
-        if (last_to_arrive(&header->tail_arrivals, num_warps) && check_abort(ctx) == 0) {
-            DM_NO_UNROLL
-            for (u32 rank = hw::lane_idx(); rank < kConfig.num_ranks; rank += kWarpSize)
-                hw::store_release_sys(ctx.template peer<BufferField::DoneFlags>(rank) + ctx.params.rank, epoch);
-        }
-
-        bool ok = true;
-        DM_NO_UNROLL
-        for (u32 rank = hw::lane_idx(); rank < kConfig.num_ranks; rank += kWarpSize)
-            ok = ok && wait_word<hw::Scope::Sys>(ctx, WaitSite::DoneFlag, rank,
-                                                 ctx.template own<BufferField::DoneFlags>() + rank,
-                                                 [epoch](u32 seen) { return i32(seen - epoch) >= 0; });
-        hw::sync_warp();
+    // When all CTAs of all ranks have written their slots, this rank's are complete.
+    static DM_DEVICE void finish(const Context<kConfig>& ctx, u32 math_warp, MathBarrier& barrier) {
+        using Done = Arrivals<BufferField::DoneFlags>;
+        barrier.meet(ctx);
+        const bool first_cta = hw::block_idx() == 0;
+        if (math_warp == 0 && !ctx.warp_aborted()) Done::arrive(ctx, hw::grid_dim());
+        const bool complete = Done::wait(ctx, WaitSite::DoneFlag, first_cta && math_warp == 0);
         ctx.trace.lap(TraceKind::WaitDone);
-        if (hw::all_lanes(ok)) Combine<kConfig>::run(ctx, warp, num_warps);
+        if (!complete) return;
+
+        // This rank's CTAs have all arrived, so they have read the epoch.
+        if (first_cta && math_warp == 0 && hw::lane_idx() == 0)
+            hw::store(&ctx.template own<BufferField::Header>()->epoch, ctx.epoch());
+        Combine<kConfig>::run(ctx, hw::block_idx() * kNumMathWarps + math_warp, hw::grid_dim() * kNumMathWarps);
         ctx.trace.lap(TraceKind::Combine);
-
-        if (last_to_arrive(&header->exit_arrivals, num_warps) && hw::lane_idx() == 0)
-            hw::store(&header->epoch, epoch);
-    }
-
-    // Warp-collective: true for the last of `expected` warps, which also clears the counter.
-    static DM_DEVICE bool last_to_arrive(u32* arrivals, u32 expected) {
-        hw::sync_warp();
-        u32 before = 0;
-        if (hw::lane_idx() == 0) before = hw::atomic_add_acq_rel<hw::Scope::Sys>(arrivals, 1);
-        const bool last = hw::shfl(before, 0) == expected - 1;
-        if (last && hw::lane_idx() == 0) hw::store(arrivals, 0u);
-        hw::sync_warp();
-        return last;
     }
 };
 

@@ -3,13 +3,16 @@
 // The rows that a local expert received are cut into row blocks of block_m rows; blocks are numbered through all
 // experts in ascending order. A *unit* is up to unit_blocks consecutive blocks of one expert; its tiles run with the
 // row block fastest, so that CTAs working side by side share a weight tile in the L2 cache. Units of L1 and L2 form one
-// sequence: L1 runs ahead until it leads by lag_blocks, then L2 units and L1 units follow each other. CTAs take places
-// of the sequence one after the other, in ascending order, as they get ready for the next tile.
+// sequence: L1 runs ahead until it leads by lag_blocks, then L2 units and L1 units follow each other; or, in a
+// configuration that interleaves, the tiles of both units alternate. CTAs take places of the sequence one after the
+// other, in ascending order, as they get ready for the next tile.
 //
 // No order can dead-lock: a tile waits only for tiles earlier in the sequence, and those have been taken before. L2 of a
-// block comes after all L1 tiles of the block. On a ring, L1 of block b also waits for L2 of block b - ring_blocks; L1
-// leads by at most lag_blocks + unit_blocks - 1 blocks, and the ring holds at least that many (config_error). So the
-// earliest unfinished tile can always proceed, and every CTA reaches its tiles in ascending order.
+// block comes after all L1 tiles of the block: both phases have the same units, so that a unit that L1 is ahead of has
+// been left behind by it. On a ring, L1 of block b also waits for L2 of block b - ring_blocks; L1 leads by at most
+// lag_blocks + unit_blocks - 1 blocks (and the L2 unit that it alternates with), and the ring holds at least that many
+// (config_error, interleaves). So the earliest unfinished tile can always proceed, and every CTA reaches its tiles in
+// ascending order.
 #pragma once
 
 #include "deep_moe/layout/config.h"
@@ -78,10 +81,11 @@ public:
           lag_blocks_(c.lag_blocks),
           ring_blocks_(c.ring_blocks()),
           l1_tiles_(c.l1_n_tiles()),
-          l2_tiles_(c.l2_n_tiles()) {
+          l2_tiles_(c.l2_n_tiles()),
+          interleaves_(c.interleaves()) {
         l1_.start(rows_of_, num_experts_);
         l2_ = l1_;
-        choose_phase();
+        choose_step();
     }
 
     DM_HOST_DEVICE constexpr TileTask first(u32 place) { return next(place); }
@@ -89,22 +93,32 @@ public:
     // Moves `tiles` forward and returns the tile there.
     DM_HOST_DEVICE constexpr TileTask next(u32 tiles) {
         tile_ += tiles;
-        while (!ended_ && tile_ >= unit_tiles()) {
-            tile_ -= unit_tiles();
-            // Spelled out: a reference to one of the two cursors would put both into local memory.
-            if (in_l1_)
-                l1_.advance(rows_of_, num_experts_, block_m_, unit_blocks_);
-            else
-                l2_.advance(rows_of_, num_experts_, block_m_, unit_blocks_);
-            choose_phase();
+        u32 l1_tiles = tiles_of_l1(), l2_tiles = tiles_of_l2();
+        while (!ended_ && tile_ >= l1_tiles + l2_tiles) {
+            tile_ -= l1_tiles + l2_tiles;
+            if (has_l1_) l1_.advance(rows_of_, num_experts_, block_m_, unit_blocks_);
+            if (has_l2_) l2_.advance(rows_of_, num_experts_, block_m_, unit_blocks_);
+            choose_step();
+            l1_tiles = tiles_of_l1(), l2_tiles = tiles_of_l2();
         }
         if (ended_) return TileTask{TaskKind::End, 0, 0, 0, 0, 0};
-        const UnitCursor<RowsOf> unit = current();
+        bool in_l1 = has_l1_;
+        u32 tile = tile_;
+        if (interleaves_ && has_l1_ && has_l2_) {
+            // Both alternate as evenly as their numbers allow.
+            const u64 scaled = u64(tile_) * l1_tiles, both = l1_tiles + l2_tiles;
+            const u32 l1_before = u32(scaled / both);
+            in_l1 = scaled % both + l1_tiles >= both;
+            tile = in_l1 ? l1_before : tile_ - l1_before;
+        }
+        // Spelled out: a reference to one of the two cursors would put both into local memory.
+        const UnitCursor<RowsOf> unit{in_l1 ? l1_.expert : l2_.expert, in_l1 ? l1_.block : l2_.block,
+                                      in_l1 ? l1_.rows_left : l2_.rows_left};
         const u32 blocks = unit.blocks(block_m_, unit_blocks_);
-        const u32 m = tile_ % blocks;
+        const u32 m = tile % blocks;
         const u32 block = unit.block + m;
-        return TileTask{in_l1_ ? TaskKind::L1 : TaskKind::L2,
-                        u16(tile_ / blocks),
+        return TileTask{in_l1 ? TaskKind::L1 : TaskKind::L2,
+                        u16(tile / blocks),
                         u16(unit.expert),
                         u16(min_of(unit.rows_left - m * block_m_, block_m_)),
                         block,
@@ -112,23 +126,28 @@ public:
     }
 
 private:
-    DM_HOST_DEVICE constexpr UnitCursor<RowsOf> current() const {
-        return {in_l1_ ? l1_.expert : l2_.expert, in_l1_ ? l1_.block : l2_.block,
-                in_l1_ ? l1_.rows_left : l2_.rows_left};
+    DM_HOST_DEVICE constexpr u32 tiles_of_l1() const {
+        return has_l1_ ? l1_.blocks(block_m_, unit_blocks_) * l1_tiles_ : 0;
     }
-    DM_HOST_DEVICE constexpr u32 unit_tiles() {
-        return current().blocks(block_m_, unit_blocks_) * (in_l1_ ? l1_tiles_ : l2_tiles_);
+    DM_HOST_DEVICE constexpr u32 tiles_of_l2() const {
+        return has_l2_ ? l2_.blocks(block_m_, unit_blocks_) * l2_tiles_ : 0;
     }
-    DM_HOST_DEVICE constexpr void choose_phase() {
-        in_l1_ = !l1_.ended(num_experts_) && l1_.block - l2_.block < lag_blocks_;
+    DM_HOST_DEVICE constexpr void choose_step() {
+        const u32 lead = l1_.block - l2_.block;
+        const bool l1_left = !l1_.ended(num_experts_);
+        has_l1_ = l1_left && lead < lag_blocks_;
+        has_l2_ = !has_l1_;
+        if (interleaves_ && l1_left && has_l2_) has_l1_ = lead - l2_.blocks(block_m_, unit_blocks_) < lag_blocks_;
         ended_ = l2_.ended(num_experts_);
     }
 
     RowsOf rows_of_;
     u32 num_experts_, block_m_, unit_blocks_, lag_blocks_, ring_blocks_, l1_tiles_, l2_tiles_;
+    bool interleaves_;
     UnitCursor<RowsOf> l1_{}, l2_{};
     u32 tile_ = 0;
-    bool in_l1_ = true, ended_ = false;
+    bool has_l1_ = true, has_l2_ = false;  // what the step of the sequence that `tile_` is in has
+    bool ended_ = false;
 };
 
 }  // namespace deep_moe
