@@ -42,7 +42,8 @@ GEOMETRIES = {
     "main-8": Geometry(8, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64),
     # the cheapest that still has two classes: for many calls
     "small": Geometry(2, experts=2, topk=1, hidden=128, intermediate=128, max_tokens=200),
-    "ring": Geometry(2, experts=4, topk=2, hidden=128, intermediate=128, max_tokens=256, overrides=SMALL_RING),
+    # 64-row tiles: more L2 tiles than L1 tiles on a ring with room, so that units of both phases alternate
+    "ring": Geometry(2, experts=4, topk=2, hidden=320, intermediate=128, max_tokens=256, overrides=SMALL_RING),
     # more K blocks than stages: tiles are announced in mid-tile; ragged everywhere
     "long-k": Geometry(
         2,

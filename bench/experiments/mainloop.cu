@@ -8,7 +8,10 @@
 //   loads only                           plain TMA 890 (11 TB/s from L2), with two small copies of scales a stage 780,
 //                                        weights as one bulk copy of 32 KB 815, weights multicast to a pair of CTAs 726
 //   n128 pieces, one buffer: the kernel  plain 1140-1165 (1480-1510 TFLOPS), with copies of scales 1200-1260,
-//                                        weights multicast 1225-1245
+//                                        weights multicast 1225-1245; in clocks a K block, as a variant that runs later
+//                                        meets a lower clock rate: plain or bulk copies 1168, stages of a pair of CTAs
+//                                        released together 1256, weights multicast 1245: the waiting costs, not the
+//                                        multicast
 //     issued in turns (ping-pong)        1226-1258
 //     x from registers (ldmatrix)        1310
 //     64 rows                            720-800, for half of the work
@@ -38,7 +41,7 @@ constexpr u32 kWScales = 4;  // of a block: two are used, 16 bytes are the least
 constexpr u32 kDepth = 4, kThreads = 384, kSms = 132;
 
 enum class Math { None, N128, N128Turns, N128RegisterX, N128Rows64, N64, N64RegisterX, N256Chain };
-enum class Loads { Plain, Scales, BulkWeights, Multicast };
+enum class Loads { Plain, Scales, BulkWeights, Together, Multicast };  // the last two: pairs of CTAs
 
 struct Inputs {
     TensorMap x_map, w_map, w_half_map;  // boxes of 128 rows of x, 256 and 128 rows of w
@@ -97,7 +100,8 @@ DM_DEVICE void load_w(const Inputs& in, Shared& shared, Tile tile, u32 block, u3
     hw::mbarrier_arrive_expect_tx(full, kWBytes + kScaleBytes);
     if constexpr (kScaleBytes != 0)
         hw::bulk_load(shared.w_scales[stage], in.w_scales + index * kWScales, kScaleBytes, full);
-    if constexpr (kLoads == Loads::BulkWeights) {  // as if the weights lay in memory block by block
+    if constexpr (kLoads == Loads::BulkWeights ||
+                  kLoads == Loads::Together) {  // as if the weights lay in memory block by block
         hw::bulk_load(shared.w[stage], in.w + index * kWBytes, kWBytes, full);
     } else if constexpr (kLoads == Loads::Multicast) {  // each CTA of the pair loads half, for both
         const u32 rank = hw::cluster_rank();
@@ -343,7 +347,7 @@ DM_DEVICE float multiply(Shared& shared, u32 group) {
 template <Math kMath, Loads kLoads>
 __global__ void __launch_bounds__(kThreads, 1)
     mainloop(const __grid_constant__ Inputs in, float* totals, Clock* clock) {
-    constexpr u32 kCtas = kLoads == Loads::Multicast ? 2 : 1;
+    constexpr u32 kCtas = kLoads >= Loads::Together ? 2 : 1;
     Shared& shared = *reinterpret_cast<Shared*>(hw::shared_memory());
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < kDepth; ++i) {
@@ -424,7 +428,7 @@ struct Variant {
 template <Math kMath, Loads kLoads = Loads::Plain>
 Variant variant(const char* name) {
     const double share = kMath == Math::None ? 0 : kMath == Math::N128Rows64 ? 0.5 : 1;
-    return {name, mainloop<kMath, kLoads>, kLoads == Loads::Multicast ? 2u : 1u, share * 2e-12 * kM * kN * kK};
+    return {name, mainloop<kMath, kLoads>, kLoads >= Loads::Together ? 2u : 1u, share * 2e-12 * kM * kN * kK};
 }
 
 void measure(const Variant& variant, const Inputs& in, float* totals, Clock* clock) {
@@ -471,6 +475,8 @@ int main() {
         variant<Math::None, Loads::Multicast>("loads only, weights multicast"),
         variant<Math::N128>("n128"),
         variant<Math::N128, Loads::Scales>("n128, with scales"),
+        variant<Math::N128, Loads::BulkWeights>("n128, weights as bulk copies"),
+        variant<Math::N128, Loads::Together>("n128, the same, stages of a pair released together"),
         variant<Math::N128, Loads::Multicast>("n128, weights multicast"),
         variant<Math::N128Turns>("n128 in turns"),
         variant<Math::N128RegisterX>("n128, x from registers"),

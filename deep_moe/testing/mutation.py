@@ -83,7 +83,8 @@ CASES = (
     Case("many experts, one K block", 64, LAYERS[::-1], experts=80, hidden=128, intermediate=64, ring_blocks=48),
     Case("64-row tiles, clamp", 64, LAYERS[1:2], clamp=0.4),
     Case("128-row tiles, clamp", 128, LAYERS, clamp=0.4),
-    Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], num_sms=3),
+    # Twice as many L2 tiles as L1 tiles, and a ring with room: units of both phases alternate.
+    Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], intermediate=112, ring_blocks=4, num_sms=3),
     # Tiles of more K blocks than stages: the warpgroups keep their distance, tiles are announced during the next one.
     Case("128-row tiles, many K blocks", 128, FULL_TILES, experts=4, hidden=640, intermediate=528),
     # Its only CTA routes more than 256 entries.

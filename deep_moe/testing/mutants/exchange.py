@@ -24,8 +24,8 @@ EXCHANGE = (
     Mutant(
         "route: does not wait for the other CTAs' counts",
         "comm/route.h",
-        "if (!meet(ctx, &header->count_arrivals, parts)) return false;",
-        "meet(ctx, &header->count_arrivals, 1);",
+        "if (parts > 1 && !meet(ctx, parts)) return false;",
+        "meet(ctx, 1);",
     ),
     Mutant(
         "route: count arrival relaxed",
@@ -34,50 +34,53 @@ EXCHANGE = (
         "hw::atomic_add_relaxed_gpu(arrivals, 1)",
     ),
     Mutant(
-        "route: list arrival relaxed",
+        "route: counts passed on by the second CTA",
         "comm/route.h",
-        "hw::atomic_add_acq_rel<hw::Scope::Sys>(&header->list_arrivals, 1)",
-        "hw::atomic_add_relaxed_gpu(&header->list_arrivals, 1)",
-    ),
-    Mutant(
-        "route: lists announced before the warp has written them",
-        "comm/route.h",
-        "        write_lists(ctx, begin, end);\n        hw::sync_warp();\n",
-        "        write_lists(ctx, begin, end);\n",
-    ),
-    Mutant("route: flag relaxed", "comm/route.h", "hw::store_release_sys(", "hw::store_relaxed_sys("),
-    Mutant(
-        "route: flag before the counts of the warp",
-        "comm/route.h",
-        "        hw::sync_warp();\n        const u64 flag",
-        "        const u64 flag",
-    ),
-    Mutant("route: send_counts not cleared", "comm/route.h", "            hw::store(send_counts + e, 0u);\n", ""),
-    Mutant(
-        "route: count_arrivals not cleared", "comm/route.h", "            hw::store(&header->count_arrivals, 0u);\n", ""
-    ),
-    Mutant(
-        "route: list_arrivals not cleared", "comm/route.h", "            hw::store(&header->list_arrivals, 0u);\n", ""
+        "e < kExperts && hw::block_idx() == 0",
+        "e < kExperts && hw::block_idx() == 1",
     ),
     Mutant("route: an entry of the next stripe", "comm/route.h", "entry < end ?", "entry <= end ?"),
     Mutant("route: one group of entries", "comm/route.h", "base += kGroup * kWarpSize", "base = end"),
-    Mutant("route: any CTA announces", "comm/route.h", "== parts - 1) announce", "== 0) announce"),
+    # Arriving
+    Mutant(
+        "arrivals: before the warp has written",
+        "comm/arrivals.h",
+        "        hw::sync_warp();\n        u64* word",
+        "        u64* word",
+    ),
+    Mutant(
+        "arrivals: relaxed",
+        "comm/arrivals.h",
+        "hw::add_release_sys(word, part);",
+        "for (u64 seen = 0, old; (old = hw::atomic_cas_relaxed_sys(word, seen, seen + part)) != seen;) seen = old;",
+    ),
+    Mutant("arrivals: one CTA too early", "comm/arrivals.h", "(count - 1)", "(count - 2)"),
+    Mutant(
+        "arrivals: told before this rank's CTAs have arrived",
+        "comm/arrivals.h",
+        "hw::lane_idx() != 0 || wait_rank(ctx, site, self, 0);",
+        "true;",
+    ),
+    Mutant("arrivals: told relaxed", "comm/arrivals.h", "hw::store_release_sys(", "hw::store_relaxed_sys("),
+    Mutant("arrivals: not told", "comm/arrivals.h", "if (ok && tells) {", "if (ok && tells && self == 0) {"),
+    Mutant("arrivals: other ranks not awaited", "comm/arrivals.h", "(rank == self ||", "(rank != kConfig.num_ranks ||"),
+    Mutant("arrivals: not awaited", "comm/arrivals.h", "return u32(seen >> 32) == epoch;", "return true;"),
+    Mutant(
+        "arrivals: those of an earlier launch are enough",
+        "comm/arrivals.h",
+        "return u32(seen >> 32) == epoch;",
+        "return u32(seen >> 32) + 1 >= epoch;",
+    ),
+    Mutant(
+        "arrivals: acquired with gpu scope", "comm/arrivals.h", "wait_word<hw::Scope::Sys>", "wait_word<hw::Scope::Gpu>"
+    ),
+    Mutant(
+        "arrivals: awaited by one lane only",
+        "comm/arrivals.h",
+        "        hw::sync_warp();\n        ok = hw::all_lanes(ok);\n        if constexpr",
+        "        if constexpr",
+    ),
     # Receiving and pulling
-    Mutant(
-        "receive: does not wait for the flags", "comm/receive.h", "return u32(word >> 32) == epoch;", "return true;"
-    ),
-    Mutant(
-        "receive: flag of an earlier launch is enough",
-        "comm/receive.h",
-        "return u32(word >> 32) == epoch;",
-        "return u32(word >> 32) + 1 >= epoch;",
-    ),
-    Mutant(
-        "receive: flag acquired with gpu scope",
-        "comm/receive.h",
-        "wait_word<hw::Scope::Sys>",
-        "wait_word<hw::Scope::Gpu>",
-    ),
     Mutant(
         "receive: statistics overwritten",
         "comm/receive.h",
@@ -147,7 +150,22 @@ EXCHANGE = (
         "",
     ),
     Mutant(
-        "dispatch: clears its own counters", "roles/dispatch.h", "u64((ctx.epoch() + 1) & 1)", "u64(ctx.epoch() & 1)"
+        "dispatch: clears its own counters",
+        "roles/dispatch.h",
+        "bank = (ctx.epoch() + 1) & 1",
+        "bank = ctx.epoch() & 1",
+    ),
+    Mutant(
+        "dispatch: counts of the next launch not cleared",
+        "roles/dispatch.h",
+        "e < kConfig.num_experts; e += stride)",
+        "e < kConfig.num_experts - 1; e += stride)",
+    ),
+    Mutant(
+        "dispatch: arrivals of the next launch not cleared",
+        "roles/dispatch.h",
+        "if (begin == 0) hw::store(",
+        "if (begin == ~0u) hw::store(",
     ),
     Mutant(
         "dispatch: pulls before the counts are there",

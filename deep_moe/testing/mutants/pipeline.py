@@ -70,8 +70,20 @@ PIPELINE = (
     Mutant(
         "order: L1 leads by one block more than the ring holds",
         "sched/task_order.h",
-        "l1_.block - l2_.block < lag_blocks_",
-        "l1_.block - l2_.block <= lag_blocks_",
+        "l1_left && lead < lag_blocks_",
+        "l1_left && lead <= lag_blocks_",
+    ),
+    Mutant(
+        "order: units alternate on a ring without room for it",
+        "layout/config.h",
+        " && ring_blocks() >= lag_blocks + 2 * unit_blocks - 1;",
+        ";",
+    ),
+    Mutant(
+        "order: both phases of a step take the same tile",
+        "sched/task_order.h",
+        "tile = in_l1 ? l1_before : tile_ - l1_before;",
+        "tile = l1_before;",
     ),
     Mutant(
         "order: ring slot of the next block",
