@@ -103,7 +103,7 @@ EXCHANGE = (
     Mutant(
         "pull: row stored before it has arrived",
         "comm/pull.h",
-        "            wait_barrier(ctx, row_barrier(ctx, warp, request), request / kRowBuffers % 2);\n",
+        "            wait_barrier(ctx, row_barrier(ctx, warp, number), number / kRowBuffers % 2);\n",
         "",
     ),
     Mutant(
@@ -140,7 +140,7 @@ EXCHANGE = (
     Mutant(
         "pull: one buffer for two rows",
         "comm/pull.h",
-        "(warp * kRowBuffers + request % kRowBuffers)",
+        "(warp * kRowBuffers + number % kRowBuffers)",
         "(warp * kRowBuffers)",
     ),
     Mutant(

@@ -184,7 +184,7 @@ TILES = (
     Mutant(
         "combine: experts of the item before",
         "comm/combine.h",
-        "expert_of_lane(ctx, item + num_warps, items);",
-        "expert_of_lane(ctx, item, items);",
+        "expert_of_lane(item + num_warps_);",
+        "expert_of_lane(item);",
     ),
 )

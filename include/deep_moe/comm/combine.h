@@ -9,7 +9,27 @@
 namespace deep_moe {
 
 template <MegaMoeConfig kConfig>
-struct Combine {
+class Combine {
+public:
+    // Every math warp of the grid; `warp` counts them. Loads what the first item needs besides its slots: before the
+    // slots are complete there is time for it.
+    DM_DEVICE Combine(const Context<kConfig>& ctx, u32 warp, u32 num_warps)
+        : ctx_(ctx),
+          items_(min_of(ctx.num_tokens(), ctx.params.y_rows) * kItemsPerToken),
+          warp_(warp),
+          num_warps_(num_warps),
+          expert_(expert_of_lane(warp)) {}
+
+    // Once the slots are complete.
+    DM_DEVICE void run() {
+        for (u32 item = warp_; item < items_; item += num_warps_) {
+            const u32 slots = hw::ballot(expert_ < kConfig.num_experts);
+            expert_ = expert_of_lane(item + num_warps_);  // arrives behind this item's loads
+            combine(ctx_, item / kItemsPerToken, item % kItemsPerToken * kItemColumns, slots);
+        }
+    }
+
+private:
     static constexpr u32 kTopk = kConfig.num_topk;
     static constexpr u32 kLaneColumns = 8;  // 16 bytes
     static constexpr u32 kSpanColumns = kWarpSize * kLaneColumns;
@@ -18,23 +38,11 @@ struct Combine {
     static constexpr u32 kItemColumns = kSpans * kSpanColumns;
     static constexpr u32 kItemsPerToken = ceil_div(kConfig.hidden, kItemColumns);
 
-    // Every math warp of the grid; `warp` counts them.
-    static DM_DEVICE void run(const Context<kConfig>& ctx, u32 warp, u32 num_warps) {
-        const u32 items = min_of(Route<kConfig>::num_tokens(ctx), ctx.params.y_rows) * kItemsPerToken;
-        u32 expert = expert_of_lane(ctx, warp, items);
-        for (u32 item = warp; item < items; item += num_warps) {
-            const u32 slots = hw::ballot(expert < kConfig.num_experts);
-            expert = expert_of_lane(ctx, item + num_warps, items);  // arrives behind this item's loads
-            combine(ctx, item / kItemsPerToken, item % kItemsPerToken * kItemColumns, slots);
-        }
-    }
-
-private:
     // Lane k: expert of the item's token in slot k, or num_experts for none.
-    static DM_DEVICE u32 expert_of_lane(const Context<kConfig>& ctx, u32 item, u32 items) {
+    DM_DEVICE u32 expert_of_lane(u32 item) const {
         const u32 lane = hw::lane_idx();
-        if (lane >= kTopk || item >= items) return kConfig.num_experts;
-        return Route<kConfig>::expert_of(ctx, item / kItemsPerToken * kTopk + lane);
+        if (lane >= kTopk || item >= items_) return kConfig.num_experts;
+        return Route<kConfig>::expert_of(ctx_, item / kItemsPerToken * kTopk + lane);
     }
 
     static DM_DEVICE void combine(const Context<kConfig>& ctx, u32 token, u32 first_column, u32 slots) {
@@ -70,6 +78,10 @@ private:
         for (u32 i = 0; i < 4; ++i) out.w[i] = hw::pack_bf16x2(sum[2 * i], sum[2 * i + 1]);
         return out;
     }
+
+    const Context<kConfig>& ctx_;
+    u32 items_, warp_, num_warps_;
+    u32 expert_;  // of this lane's slot of the next item
 };
 
 }  // namespace deep_moe

@@ -106,18 +106,15 @@ struct Pull {
         hw::fence_proxy_async();  // peers staged their rows with ordinary stores; bulk copies read them
         const u32 stride = hw::grid_dim() * kNumDispatchWarps;
         RowCursor<kConfig> cursor(ctx);
-        PulledRow row{}, next{};
+        Request row{}, next{};
         u32 requested = 0, delivered = 0;  // row n uses buffer n % 2, whose barrier is then in phase n / 2
         for (u32 i = hw::block_idx() * kNumDispatchWarps + warp;; i += stride) {
             const bool more = cursor.seek(i);
-            if (more) {
-                next = cursor.locate();
-                request_row(ctx, next, warp, requested++);
-            }
+            if (more) next = request(ctx, cursor.locate(), warp, requested++);
             if (delivered + more < requested) {
                 if (!deliver(ctx, row, warp, delivered)) return drain(ctx, warp, delivered, requested);
                 ++delivered;
-                ctx.trace.lap(TraceKind::Pull, row.block);
+                ctx.trace.lap(TraceKind::Pull, row.row.block);
             }
             if (!more) return true;
             row = next;
@@ -125,17 +122,37 @@ struct Pull {
     }
 
 private:
-    static DM_DEVICE u8* row_buffer(const Context<kConfig>& ctx, u32 warp, u32 request) {
+    static constexpr u32 kKBlocks = kConfig.l1_k_blocks(), kScalesPerLane = ceil_div(kKBlocks, kWarpSize);
+
+    // A row whose values are on their way to shared memory, and what else belongs to it.
+    struct Request {
+        PulledRow row;
+        float weight;
+        float scales[kScalesPerLane];  // of K blocks lane, lane + 32, ...
+    };
+
+    static DM_DEVICE u8* row_buffer(const Context<kConfig>& ctx, u32 warp, u32 number) {
         return ctx.template shared<SmemField::RowBuffer, u8>() +
-               (warp * kRowBuffers + request % kRowBuffers) * align_up(kConfig.hidden, 128u);
+               (warp * kRowBuffers + number % kRowBuffers) * align_up(kConfig.hidden, 128u);
     }
 
-    static DM_DEVICE void request_row(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 request) {
-        if (hw::lane_idx() != 0) return;
-        u64* barrier = ctx.barrier(row_barrier(ctx, warp, request));
-        const u8* x = ctx.template peer<BufferField::X>(row.source) + row.entry / kConfig.num_topk * u64(kConfig.hidden);
-        hw::mbarrier_arrive_expect_tx(barrier, kConfig.hidden);
-        hw::bulk_load(row_buffer(ctx, warp, request), x, kConfig.hidden, barrier);
+    static DM_DEVICE Request request(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 number) {
+        const u64 token = row.entry / kConfig.num_topk;
+        if (hw::lane_idx() == 0) {
+            u64* barrier = ctx.barrier(row_barrier(ctx, warp, number));
+            hw::mbarrier_arrive_expect_tx(barrier, kConfig.hidden);
+            hw::bulk_load(row_buffer(ctx, warp, number),
+                          ctx.template peer<BufferField::X>(row.source) + token * kConfig.hidden, kConfig.hidden,
+                          barrier);
+        }
+        Request requested{row, hw::load(ctx.template peer<BufferField::TopkWeights>(row.source) + row.entry), {}};
+        const float* x_sf = ctx.template peer<BufferField::XSf>(row.source) + token * kKBlocks;
+        DM_UNROLL
+        for (u32 j = 0; j < kScalesPerLane; ++j) {
+            const u32 kb = j * kWarpSize + hw::lane_idx();
+            if (kb < kKBlocks) requested.scales[j] = hw::load(x_sf + kb);
+        }
+        return requested;
     }
 
     // After a failed wait: a copy must not be under way into the shared memory of a CTA that has left. Returns false.
@@ -144,40 +161,30 @@ private:
         return false;
     }
 
-    static DM_DEVICE u32 row_barrier(const Context<kConfig>& ctx, u32 warp, u32 request) {
-        return ctx.barriers().row(warp, request % kRowBuffers);
+    static DM_DEVICE u32 row_barrier(const Context<kConfig>& ctx, u32 warp, u32 number) {
+        return ctx.barriers().row(warp, number % kRowBuffers);
     }
 
     // Stores the row, its scales and its meta data into the pool and publishes it.
-    static DM_DEVICE bool deliver(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 request) {
-        constexpr u32 kKBlocks = kConfig.l1_k_blocks();
-        constexpr u32 kScalesPerLane = ceil_div(kKBlocks, kWarpSize);
-        const u32 token = row.entry / kConfig.num_topk, slot = row.entry % kConfig.num_topk;
-        const float* x_sf = ctx.template peer<BufferField::XSf>(row.source) + token * u64(kKBlocks);
-        float scales[kScalesPerLane];
-        DM_UNROLL
-        for (u32 j = 0; j < kScalesPerLane; ++j) {
-            const u32 kb = j * kWarpSize + hw::lane_idx();
-            scales[j] = kb < kKBlocks ? hw::load(x_sf + kb) : 0.0f;
-        }
-
+    static DM_DEVICE bool deliver(const Context<kConfig>& ctx, const Request& request, u32 warp, u32 number) {
+        const PulledRow& row = request.row;
         if (!wait_ring_slot(ctx, row.block)) return false;
         const u32 ring_slot = row.block % kConfig.ring_blocks();
         const u32 pool_row = ring_slot * kConfig.block_m + row.row_in_block;
         if (hw::lane_idx() == 0) {
-            wait_barrier(ctx, row_barrier(ctx, warp, request), request / kRowBuffers % 2);
+            wait_barrier(ctx, row_barrier(ctx, warp, number), number / kRowBuffers % 2);
             hw::bulk_store(ctx.template own<BufferField::L1Pool>() + pool_row * u64(kConfig.hidden),
-                           row_buffer(ctx, warp, request), kConfig.hidden);
+                           row_buffer(ctx, warp, number), kConfig.hidden);
             hw::bulk_commit();
-            const float weight = hw::load(ctx.template peer<BufferField::TopkWeights>(row.source) + row.entry);
+            const u32 token = row.entry / kConfig.num_topk, slot = row.entry % kConfig.num_topk;
             hw::store(ctx.template own<BufferField::RowMeta>() + pool_row,
-                      RowMeta{row.source, slot * kConfig.max_tokens_per_rank + token, weight, 0});
+                      RowMeta{row.source, slot * kConfig.max_tokens_per_rank + token, request.weight, 0});
         }
         float* pool_sf = ctx.template own<BufferField::L1PoolSf>() + u64(ring_slot) * kKBlocks * kConfig.block_m;
         DM_UNROLL
         for (u32 j = 0; j < kScalesPerLane; ++j) {
             const u32 kb = j * kWarpSize + hw::lane_idx();
-            if (kb < kKBlocks) hw::store(pool_sf + kb * kConfig.block_m + row.row_in_block, scales[j]);
+            if (kb < kKBlocks) hw::store(pool_sf + kb * kConfig.block_m + row.row_in_block, request.scales[j]);
         }
         if (hw::lane_idx() == 0) hw::bulk_wait<0>();
         hw::sync_warp();

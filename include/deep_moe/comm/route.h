@@ -19,7 +19,7 @@ struct Route {
 
     // Warp-collective. False when the launch is to be abandoned.
     static DM_DEVICE bool run(const Context<kConfig>& ctx) {
-        const u32 entries = num_tokens(ctx) * kConfig.num_topk;
+        const u32 entries = ctx.num_tokens() * kConfig.num_topk;
         const u32 parts = max_of(1u, min_of(hw::grid_dim(), ceil_div(entries, kMinEntriesPerPart)));
         if (hw::block_idx() >= parts) return true;
         const u32 stripe = ceil_div(entries, parts);
@@ -35,11 +35,6 @@ struct Route {
         Arrivals<BufferField::CountFlags>::arrive(ctx, parts);
         ctx.trace.lap(TraceKind::Route);
         return true;
-    }
-
-    static DM_DEVICE u32 num_tokens(const Context<kConfig>& ctx) {
-        const i32 count = hw::load(&ctx.template own<BufferField::Header>()->num_tokens);
-        return min_of(u32(max_of(count, 0)), kConfig.max_tokens_per_rank);
     }
 
     // Expert of an entry, or kExperts for none.

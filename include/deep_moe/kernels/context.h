@@ -93,6 +93,8 @@ struct Context {
 
     // Epoch of this launch, read once before the roles part.
     DM_DEVICE u32 epoch() const { return hw::load_shared(shared<SmemField::State, u32>() + 1); }
+    // Tokens of this rank.
+    DM_DEVICE u32 num_tokens() const { return hw::load_shared(shared<SmemField::State, u32>() + 2); }
     // Set when a wait on another CTA or rank has failed: no role of this CTA may write results from then on.
     DM_DEVICE bool aborted() const { return hw::atomic_add_shared(shared<SmemField::State, u32>(), 0) != 0; }
     // The same for a whole warp, which looks once.
@@ -125,9 +127,12 @@ struct Context {
         hw::mbarrier_init(barrier(barriers().counts_ready()), 1);
         hw::mbarrier_init(barrier(barriers().math()), kNumMathWarps);
         hw::fence_mbarrier_init();
+        const BufferHeader* header = own<BufferField::Header>();
+        const i32 staged = hw::load(&header->num_tokens);
         u32* state = shared<SmemField::State, u32>();
         hw::store_shared(state, 0u);
-        hw::store_shared(state + 1, hw::load(&own<BufferField::Header>()->epoch) + 1);
+        hw::store_shared(state + 1, hw::load(&header->epoch) + 1);
+        hw::store_shared(state + 2, min_of(u32(max_of(staged, 0)), kConfig.max_tokens_per_rank));
     }
 };
 

@@ -22,7 +22,7 @@ enum class SmemField : u32 {
     Tasks,      // TileTask [kTaskDepth]
     Amax,       // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
     Barriers,   // u64 [kNumBarriers]
-    State,      // u32 [2]: aborted flag, launch epoch
+    State,      // u32 [3]: aborted flag, launch epoch, staged tokens
     kCount
 };
 
@@ -63,7 +63,7 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, Smem
         case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
         case SmemField::Amax: return {"smem_amax", Dtype::F32, {2, kNumMathWarpgroups, 64}, 16};
         case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {BarrierLayout{stages}.count(), 1, 1}, 16};
-        case SmemField::State: return {"smem_state", Dtype::U32, {2, 1, 1}, 16};
+        case SmemField::State: return {"smem_state", Dtype::U32, {3, 1, 1}, 16};
         default: return {"", Dtype::U8, {0, 1, 1}, 1};
     }
 }

@@ -123,6 +123,7 @@ private:
         barrier.meet(ctx);
         const bool first_cta = hw::block_idx() == 0;
         if (math_warp == 0 && !ctx.warp_aborted()) Done::arrive(ctx, hw::grid_dim());
+        Combine<kConfig> combine(ctx, hw::block_idx() * kNumMathWarps + math_warp, hw::grid_dim() * kNumMathWarps);
         const bool complete = Done::wait(ctx, WaitSite::DoneFlag, first_cta && math_warp == 0);
         ctx.trace.lap(TraceKind::WaitDone);
         if (!complete) return;
@@ -130,7 +131,7 @@ private:
         // This rank's CTAs have all arrived, so they have read the epoch.
         if (first_cta && math_warp == 0 && hw::lane_idx() == 0)
             hw::store(&ctx.template own<BufferField::Header>()->epoch, ctx.epoch());
-        Combine<kConfig>::run(ctx, hw::block_idx() * kNumMathWarps + math_warp, hw::grid_dim() * kNumMathWarps);
+        combine.run();
         ctx.trace.lap(TraceKind::Combine);
     }
 };
