@@ -11,7 +11,7 @@ from deep_moe.testing.mutants import MUTANTS
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 # Ways of noticing, and faults that the first case shows.
 SOME = {
-    "route: flag relaxed": "Protocol: ",
+    "arrivals: told relaxed": "Protocol: ",
     "mma: half of the scale group": "error too large: ",
     "receive: statistics overwritten": "statistics wrong: ",
 }
