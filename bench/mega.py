@@ -2,7 +2,7 @@
 
     python bench/mega.py                                        one GPU
     torchrun --nproc-per-node 2 bench/mega.py                   one rank per GPU
-    python bench/mega.py --shapes flash,v3 --tokens 1,64,8192 --peers sgl --json out.json --plot out.png
+    python bench/mega.py --shapes flash,v3 --tokens 1,64,8192 --peers sgl,chain --json out.json --plot out.png
 
 Every sample is one call with a cold L2 behind a sleeping kernel (timing.py); inputs are staged outside the timed span.
 One buffer with --max-tokens serves all rows, and num_tokens_bound is the class of the row's count. The result is
@@ -112,10 +112,20 @@ class Bench:
         own = self.weights.of_rank(ranks.rank, ranks.size)
         self.buffer = deep_moe.SymmBuffer(ranks.group, self.problem, num_sms=args.num_sms)
         self.l1, self.l2 = deep_moe.transform_weights(self.problem, own.gate_up, own.down)
-        self.peers = {name: peers.load(name)(shape, ranks, own, args.max_tokens) for name in args.peers}
+        self.peers = self.load_peers(own)
         self.timer = ColdTimer(ranks)
         self.traced = TracedLaunches(self.problem, ranks, args.num_sms, args.trace) if args.trace else None
         self.configs = dict(zip(self.problem.bound_classes(ranks.size), self.problem.configs(ranks.size), strict=True))
+
+    def load_peers(self, own: testing.Weights) -> dict:
+        """Those of --peers that run this shape on so many ranks; for the others, the reason is printed."""
+        found = {}
+        for name in self.args.peers:
+            try:
+                found[name] = peers.load(name)(self.shape, self.ranks, own, self.args.max_tokens)
+            except peers.Unsupported as error:
+                self.ranks.print(f"# peer {name} left out: {error}")
+        return found
 
     def bound_of(self, num_tokens: int) -> int:
         """The class of `num_tokens`: the smallest published bound that holds it."""
@@ -127,7 +137,7 @@ class Bench:
         staged = inputs.staged(self.problem.num_experts)
         bound = self.bound_of(num_tokens)
         y = torch.empty(num_tokens, self.shape.hidden, dtype=torch.bfloat16, device=self.ranks.device)
-        rivals = self.peers if num_tokens else {}
+        rivals = {name: peer for name, peer in self.peers.items() if 0 < num_tokens <= peer.max_tokens}
         outputs = {name: torch.empty_like(y) for name in rivals}
 
         def call() -> None:
@@ -249,7 +259,7 @@ def check_layer_options(parser: argparse.ArgumentParser, args: argparse.Namespac
         parser.error(f"--tokens is {args.tokens}; it must be from 0 to --max-tokens {args.max_tokens}")
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="flash,v3", help="of flash, v3, pro (default %(default)s)")
     add_layer_options(parser, TOKENS, repeats=11)
@@ -258,7 +268,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", help="write all rows there")
     parser.add_argument("--trace", help="trace one more launch of each row, to NAME-SHAPE-TOKENS.json(.gz)")
     parser.add_argument("--plot", help="write a plot there (needs matplotlib)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     args.peers = [name for name in args.peers.split(",") if name]
     check_layer_options(parser, args)
     return args

@@ -4,6 +4,16 @@ import json
 import sys
 
 
+def points_of(rows: list[dict]) -> dict[str, list[tuple]]:
+    """(tokens, µs, fraction of the floor) by contender; a peer may be missing in some rows."""
+    points: dict[str, list[tuple]] = {}
+    for row in rows:
+        times = {"deep_moe": row["us"]} | {name: peer["us"] for name, peer in row["peers"].items()}
+        for name, us in times.items():
+            points.setdefault(name, []).append((row["tokens"], us, row["floor_us"] / us))
+    return points
+
+
 def draw(rows: list[dict], path: str) -> bool:
     """Write the plot; False without matplotlib."""
     try:
@@ -17,17 +27,12 @@ def draw(rows: list[dict], path: str) -> bool:
     figure, axes = plt.subplots(2, len(names), figsize=(5 * len(names), 7), squeeze=False, sharex="col")
     for column, name in enumerate(names):
         mine = sorted((row for row in rows if row["shape"] == name and row["tokens"]), key=lambda row: row["tokens"])
-        tokens = [row["tokens"] for row in mine]
         time_axis, part_axis = axes[0][column], axes[1][column]
-        time_axis.plot(tokens, [row["floor_us"] for row in mine], "k--", label="floor")
-        contenders = {"deep_moe": [row["us"] for row in mine]}
-        for peer in mine[0]["peers"] if mine else ():
-            contenders[peer] = [row["peers"][peer]["us"] for row in mine]
-        for label, times in contenders.items():
+        time_axis.plot([row["tokens"] for row in mine], [row["floor_us"] for row in mine], "k--", label="floor")
+        for label, points in points_of(mine).items():
+            tokens, times, parts = zip(*points, strict=True)
             time_axis.plot(tokens, times, "o-", label=label)
-            part_axis.plot(
-                tokens, [row["floor_us"] / us for row, us in zip(mine, times, strict=True)], "o-", label=label
-            )
+            part_axis.plot(tokens, parts, "o-", label=label)
         time_axis.set(title=f"{name}, {mine[0]['ranks']} rank(s)" if mine else name, ylabel="µs", yscale="log")
         part_axis.set(xlabel="tokens per rank", ylabel="fraction of the floor", ylim=(0, 1.05))
         time_axis.set_xscale("log", base=2)

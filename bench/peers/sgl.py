@@ -20,6 +20,7 @@ class Peer:
     def __init__(self, shape, ranks, weights, max_tokens: int) -> None:
         ranks.connect()
         self.version = f"sgl-deep-gemm {importlib.metadata.version('sgl-deep-gemm')}"
+        self.max_tokens = max_tokens
         self.l1, self.l2 = deep_gemm.transform_weights_for_mega_moe_sm90(weights.fused_gate_up(), weights.down)
         experts = shape.experts_per_rank * ranks.size
         self.buffer = deep_gemm.get_symm_buffer_for_sm90_mega_moe(

@@ -108,6 +108,9 @@ class OneRank:
     def largest(self, values):
         return values
 
+    def gather(self, tensor):
+        return [tensor]
+
     def print(self, text):
         self.printed.append(text)
 
@@ -184,7 +187,7 @@ class FakeBuffer:
 
     fault = {}
 
-    def __init__(self, group, problem):
+    def __init__(self, group, problem, num_sms=None):
         self.problem, self.destroyed = problem, False
 
     def destroy(self):
@@ -192,10 +195,9 @@ class FakeBuffer:
 
 
 @pytest.fixture
-def fake_layer(monkeypatch, sweep, shapes):
-    """A sweep of a small shape whose kernels are the reference, and whose clock counts."""
+def tiny(monkeypatch, shapes):
+    """A small shape. Its kernels are the reference."""
     shape = shapes.Shape("tiny", hidden=128, intermediate=128, topk=2, experts_per_rank=4)
-    args = sweep.arguments(["--max-tokens", "300", "--tokens", "0,70", "--set", "lag_blocks=2,3", "--repeats", "1"])
 
     def stage(buffer, *inputs):
         buffer.staged = reference.stage(*inputs, 4)
@@ -205,15 +207,32 @@ def fake_layer(monkeypatch, sweep, shapes):
         y.copy_(reference.layer(buffer.staged, weights.gate_up, weights.down, None))
         y += FakeBuffer.fault.get(dict(buffer.problem.overrides).get("lag_blocks"), 0.0)
 
-    def medians(calls, repeats):
-        return {name: 10.0 + index for index, name in enumerate(calls)}
-
     monkeypatch.setattr(FakeBuffer, "fault", {})
     monkeypatch.setattr(deep_moe, "SymmBuffer", FakeBuffer)
     monkeypatch.setattr(deep_moe, "stage", stage)
     monkeypatch.setattr(deep_moe, "fp8_mega_moe", call)
-    monkeypatch.setattr(sweep, "ColdTimer", lambda ranks: SimpleNamespace(medians=medians))
-    return sweep.Sweep(shape, OneRank(), args)
+    return shape
+
+
+def fake_timer(ranks):
+    """Instead of ColdTimer: a clock that counts contenders from 10 µs on; they run, prepared."""
+
+    def medians(contenders, repeats):
+        for call, prepare in contenders.values():
+            if prepare:
+                prepare()
+            call()
+        return {name: 10.0 + index for index, name in enumerate(contenders)}
+
+    return SimpleNamespace(medians=medians)
+
+
+@pytest.fixture
+def fake_layer(monkeypatch, sweep, tiny):
+    """A sweep of the small shape."""
+    args = sweep.arguments(["--max-tokens", "300", "--tokens", "0,70", "--set", "lag_blocks=2,3", "--repeats", "1"])
+    monkeypatch.setattr(sweep, "ColdTimer", fake_timer)
+    return sweep.Sweep(tiny, OneRank(), args)
 
 
 def test_a_sweep_times_what_is_right(fake_layer):
@@ -230,3 +249,64 @@ def test_a_sweep_ends_at_a_wrong_result(fake_layer, field, words):
     FakeBuffer.fault[field] = 0.5
     with pytest.raises(SystemExit, match=words):
         fake_layer.run(70)
+
+
+class FewTokens:
+    """A peer that takes few tokens; it is the reference, too."""
+
+    max_tokens, version, closed = 8, "few 1.0", False
+
+    def __init__(self, shape, ranks, weights, max_tokens):
+        self.weights = weights
+
+    def stage(self, staged):
+        self.staged = staged
+
+    def call(self, y):
+        y.copy_(reference.layer(self.staged, self.weights.gate_up, self.weights.down, None))
+
+    def close(self):
+        self.closed = True
+
+
+def unsupported(shape, ranks, weights, max_tokens):
+    """A peer that does not run here."""
+    raise bench_module("peers").Unsupported("it needs the moon")
+
+
+@pytest.fixture
+def bench(monkeypatch, mega, shapes, tiny, h200):
+    """A bench of the small shape with two peers, one of which refuses it."""
+    monkeypatch.setattr(mega, "ColdTimer", fake_timer)
+    monkeypatch.setattr(mega, "captured", lambda call: SimpleNamespace(replay=call))
+    monkeypatch.setattr(mega, "host_us", lambda call: 5.0)
+    monkeypatch.setattr(mega.peers, "load", {"few": FewTokens, "sad": unsupported}.__getitem__)
+    args = mega.arguments(["--max-tokens", "300", "--tokens", "0", "--repeats", "1", "--peers", "few,sad"])
+    return mega.Bench(tiny, OneRank(), h200, args)
+
+
+def test_rows_of_a_bench(mega, bench):
+    """Each peer is timed where it can run, and only there."""
+    assert bench.ranks.printed == ["# peer sad left out: it needs the moon"]
+    few = bench.peers["few"]
+    for tokens, timed in ((0, False), (8, True), (9, False)):
+        row = bench.row(tokens)
+        assert not mega.wrong(row) and row["us"] == 10.0 and row["host_us"] == 5.0
+        assert list(row["peers"]) == ["few"] * timed and ("| few" in mega.line(row)) == timed
+        assert len(mega.line(row).split(" | ")[0]) == len(mega.HEADER)
+    assert bench.row(8)["peers"]["few"]["ratio"] < 1 and few.staged.x.shape[0] == 8
+    bench.close()
+    assert few.closed and bench.buffer.destroyed
+
+
+def test_a_bench_notices_a_wrong_result(mega, bench):
+    assert not mega.wrong(bench.row(3))
+    FakeBuffer.fault[None] = 0.5
+    assert mega.wrong(bench.row(3))
+
+
+def test_a_peer_may_be_missing_in_some_points_of_a_plot():
+    rows = [{"tokens": tokens, "us": 2.0, "floor_us": 1.0, "peers": {}} for tokens in (1, 64)]
+    rows[0]["peers"] = {"few": {"us": 4.0}}
+    points = bench_module("plot").points_of(rows)
+    assert points == {"deep_moe": [(1, 2.0, 0.5), (64, 2.0, 0.5)], "few": [(1, 4.0, 0.25)]}
