@@ -8,9 +8,10 @@ Every sample is one call with a cold L2 behind a sleeping kernel (timing.py); in
 One buffer with --max-tokens serves all rows, and num_tokens_bound is the class of the row's count. The result is
 checked against `deep_moe.reference` before anything is timed; a wrong one ends the bench with status 1. Times are
 medians, the slowest rank's. "floor" is max(weights / bandwidth, flops / peak, wire) with ceilings measured at the start
-(roofline.py). "padded" is the work of the busiest rank: its experts' rows, each rounded up to 64 as kernels do, over
-the real rows of the average rank. With --routing zipf the n-th most popular expert is chosen in proportion to 1 / n,
-and a layer that is limited by the tensor cores should take as much longer as "padded" grows.
+(roofline.py). "exp" are the experts whose weights the busiest rank reads; the inputs are drawn so that it is the
+expected number (routing.py). "padded" is the work of the busiest rank: its experts' rows, each rounded up to 64 as
+kernels do, over the real rows of the average rank. With --routing zipf the n-th most popular expert is chosen in
+proportion to 1 / n, and a layer that is limited by the tensor cores should take as much longer as "padded" grows.
 """
 
 import argparse
@@ -24,7 +25,8 @@ import plot
 import roofline
 import torch
 import torch.distributed as dist
-from shapes import Ceilings, Shape, floor_us, shape_of, touched_experts
+from routing import Router, seed_of
+from shapes import Ceilings, Shape, busiest_touched, floor_us, shape_of
 from timing import ColdTimer, Ranks, captured, host_us
 from tracing import TracedLaunches
 
@@ -47,17 +49,12 @@ class Inputs:
 
     @classmethod
     def random(cls, problem, num_tokens: int, ranks: Ranks, distribution: str, routing: str) -> "Inputs":
-        """Softmax top-k routing, as the competitors are timed with; or other experts with their weights."""
-        generator = testing.generator_of(1000 * num_tokens + ranks.rank, ranks.device)
+        """Each number of tokens has inputs of its own; see routing.py for where the tokens go."""
+        generator = testing.generator_of(seed_of(num_tokens, ranks.rank), ranks.device)
         x = testing.DISTRIBUTIONS[distribution].draw(
             num_tokens, problem.hidden, generator=generator, device=ranks.device
         )
-        scores = torch.randn(num_tokens, problem.num_experts, generator=generator, device=ranks.device).softmax(-1)
-        if routing == "uniform":
-            ids = scores.topk(problem.num_topk).indices
-        else:
-            ids = testing.Routing.of(problem, ranks.size).zipf()(ranks.rank, num_tokens, generator)
-        return cls(x.bfloat16(), ids, scores.gather(1, ids))
+        return cls(x.bfloat16(), *Router(problem, ranks, routing).typical(num_tokens))
 
     def staged(self, num_experts: int) -> reference.Staged:
         return reference.stage(self.x, self.topk_idx, self.topk_weights, num_experts)
@@ -180,8 +177,7 @@ class Bench:
     def report(self, num_tokens: int, bound: int, inputs: Inputs, times: dict, errors: dict, host: float) -> dict:
         """What is known of one row, in µs, TFLOPS per rank and GB/s."""
         ids = self.ranks.gather(inputs.topk_idx)
-        touched = touched_experts(ids, self.ranks.rank, self.shape.experts_per_rank)
-        touched = int(self.ranks.max([touched])[0])
+        touched = busiest_touched(ids, self.shape.experts_per_rank)
         us, size, shape = times["us"], self.ranks.size, self.shape
         floor = floor_us(shape, num_tokens, size, touched, self.ceilings)
         return {
@@ -191,6 +187,7 @@ class Bench:
             "bound": bound,
             "block_m": self.configs[bound].block_m,
             "routing": self.args.routing,
+            "touched": touched,
             "padded": padded_work(ids, self.problem.num_experts),
             "us": us,
             "graph_us": times["graph_us"],
@@ -215,17 +212,17 @@ class Bench:
 
 
 HEADER = (
-    f"{'shape':6} {'R':>2} {'T':>5} {'bound/bm':>9} {'padded':>6} {'us':>8} {'graph':>8} {'host':>5} {'TFLOPS':>7} "
-    f"{'wGB/s':>6} {'nvGB/s':>6} {'floor':>7} {'part':>5} {'error':>8} {'to f64':>8}"
+    f"{'shape':6} {'R':>2} {'T':>5} {'bound/bm':>9} {'exp':>3} {'padded':>6} {'us':>8} {'graph':>8} {'host':>5} "
+    f"{'TFLOPS':>7} {'wGB/s':>6} {'nvGB/s':>6} {'floor':>7} {'part':>5} {'error':>8} {'to f64':>8}"
 )
 
 
 def line(row: dict) -> str:
     text = (
-        f"{row['shape']:6} {row['ranks']:2} {row['tokens']:5} {row['bound']:5}/{row['block_m']:<3} "
-        f"{row['padded']:6.2f} {row['us']:8.1f} {row['graph_us']:8.1f} {row['host_us']:5.1f} {row['tflops']:7.1f} "
-        f"{row['weight_gbs']:6.0f} {row['nvlink_gbs']:6.0f} {row['floor_us']:7.1f} {row['of_floor']:5.2f} "
-        f"{row['error']:8.1e} {row['error_to_float64']:8.1e}"
+        f"{row['shape']:6} {row['ranks']:2} {row['tokens']:5} {row['bound']:5}/{row['block_m']:<3} {row['touched']:3} "
+        f"{row['padded']:6.2f} {row['us']:8.1f} {row['graph_us']:8.1f} {row['host_us']:5.1f} "
+        f"{row['tflops']:7.1f} {row['weight_gbs']:6.0f} {row['nvlink_gbs']:6.0f} {row['floor_us']:7.1f} "
+        f"{row['of_floor']:5.2f} {row['error']:8.1e} {row['error_to_float64']:8.1e}"
     )
     for name, peer in row["peers"].items():
         far = "" if peer["error_to_float64"] < PEER_ERROR_BAR else " (!)"

@@ -78,3 +78,9 @@ def touched_experts(topk_idx_of_ranks: list[torch.Tensor], rank: int, experts_pe
     """Local experts of `rank` that receive at least one row: their weights must be read."""
     used = torch.cat([idx.flatten().cpu() for idx in topk_idx_of_ranks]).unique()
     return int(((used >= rank * experts_per_rank) & (used < (rank + 1) * experts_per_rank)).sum())
+
+
+def busiest_touched(topk_idx_of_ranks: list[torch.Tensor], experts_per_rank: int) -> int:
+    """The same of the rank that has most of them."""
+    ranks = range(len(topk_idx_of_ranks))
+    return max(touched_experts(topk_idx_of_ranks, rank, experts_per_rank) for rank in ranks)

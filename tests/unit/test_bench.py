@@ -71,6 +71,7 @@ def test_the_wire_can_be_the_floor(shapes):
 def test_touched_experts_counts_this_rank_only(shapes):
     ids = [torch.tensor([[0, 5], [5, -1]]), torch.tensor([[4, 9]])]
     assert [shapes.touched_experts(ids, rank, 4) for rank in range(3)] == [1, 2, 1]
+    assert shapes.busiest_touched([*ids, ids[0]], 4) == 2
 
 
 def test_unknown_shapes_are_named(shapes):
@@ -125,6 +126,53 @@ def test_inputs_follow_the_routing(mega):
         assert inputs.topk_weights.shape == (4096, 4) and (inputs.topk_weights > 0).all()
     assert mega.padded_work([uniform.topk_idx], 32) < 1.1
     assert uniform.topk_idx.flatten().bincount().max() < 600 < 2000 < zipf.topk_idx.flatten().bincount().max()
+
+
+def routers(size: int, routing: str = "uniform", topk: int = 6) -> list:
+    """Those of all ranks, with 32 experts each."""
+    problem = SimpleNamespace(num_experts=32 * size, num_topk=topk)
+    ranks = [SimpleNamespace(rank=rank, size=size, device=torch.device("cpu")) for rank in range(size)]
+    return [bench_module("routing").Router(problem, each, routing) for each in ranks]
+
+
+@pytest.mark.parametrize(
+    "size, routing, tokens",
+    [(1, "uniform", 1), (1, "uniform", 8), (1, "uniform", 64), (2, "uniform", 1), (8, "uniform", 8)]
+    + [(1, "zipf", 8), (4, "zipf", 4)],
+)
+def test_expected_number_of_touched_experts(size, routing, tokens):
+    """Against random draws."""
+    router, draws = routers(size, routing)[0], 200
+    mean = sum(router.touched(tokens, number) for number in range(draws)) / draws
+    assert router.expected(tokens) == pytest.approx(mean, abs=0.4)  # the draws' deviation is below 2 / 200 ** 0.5
+
+
+def test_expected_number_by_hand():
+    """One rank: 1 - (26 / 32) ** 8 of 32 experts. Two with one expert each: one of them, or both, in 3 of 4 cases."""
+    assert routers(1)[0].expected(8) == pytest.approx(32 * (1 - (26 / 32) ** 8)) and routers(1)[0].expected(0) == 0
+    halves = torch.tensor([0.5, 0.5])
+    assert bench_module("routing").expected_busiest(halves, 1, 2) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 8, 64])
+def test_typical_routing_is_the_nearest_draw(shapes, size, tokens):
+    """Every rank finds its part of the same draw, again and again."""
+    routing, all_ranks = bench_module("routing"), routers(size)
+    ids, weights = zip(*(router.typical(tokens) for router in all_ranks), strict=True)
+    assert all(part.shape == (tokens, 6) and (part > 0).all() for part in weights)
+    assert all(row.unique().numel() == 6 for part in ids for row in part)
+    expected, busiest = all_ranks[0].expected(tokens), shapes.busiest_touched(list(ids), 32)
+    numbers = [all_ranks[0].touched(tokens, number) for number in range(routing.DRAWS)]
+    assert abs(busiest - expected) == min(abs(number - expected) for number in numbers)
+    assert torch.equal(all_ranks[-1].typical(tokens)[0], ids[-1])
+
+
+def test_ranks_and_rows_have_draws_of_their_own():
+    first, second = routers(2)
+    drawn = [first.draw(0, 8, 0), first.draw(1, 8, 0), first.draw(0, 8, 1), first.draw(0, 9, 0)]
+    assert len({tuple(ids[:8].flatten().tolist()) for ids, _ in drawn}) == 4
+    assert torch.equal(second.draw(1, 8, 0)[1], drawn[1][1])
 
 
 @pytest.mark.parametrize(
@@ -292,6 +340,7 @@ def test_rows_of_a_bench(mega, bench):
     for tokens, timed in ((0, False), (8, True), (9, False)):
         row = bench.row(tokens)
         assert not mega.wrong(row) and row["us"] == 10.0 and row["host_us"] == 5.0
+        assert row["touched"] == (4 if tokens else 0)
         assert list(row["peers"]) == ["few"] * timed and ("| few" in mega.line(row)) == timed
         assert len(mega.line(row).split(" | ")[0]) == len(mega.HEADER)
     assert bench.row(8)["peers"]["few"]["ratio"] < 1 and few.staged.x.shape[0] == 8
