@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 bench/mega.py                   one rank per GPU
     python bench/mega.py --shapes flash,v3 --tokens 1,64,8192 --peers sgl,chain --json out.json --plot out.png
 
-Every sample is one call with a cold L2 behind a sleeping kernel (timing.py); inputs are staged outside the timed span.
+Every sample is one call with a cold L2 behind a sleeping kernel (timing.py); inputs are staged outside the timed span,
+but for "stage": that is deep_moe.stage, which quantises bf16 tokens, and the layer, replayed from one CUDA graph.
 One buffer with --max-tokens serves all rows, and num_tokens_bound is the class of the row's count. The result is
 checked against `deep_moe.reference` before anything is timed; a wrong one ends the bench with status 1. Times are
 medians, the slowest rank's. "floor" is max(weights / bandwidth, flops / peak, wire) with ceilings measured at the start
@@ -18,6 +19,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import peers
@@ -140,10 +142,17 @@ class Bench:
         def call() -> None:
             deep_moe.fp8_mega_moe(y, self.l1, self.l2, self.buffer, num_tokens_bound=bound)
 
+        def stage() -> None:
+            deep_moe.stage(self.buffer, inputs.x, inputs.topk_idx, inputs.topk_weights)
+
+        def stage_and_call() -> None:
+            stage()
+            call()
+
         def peer_call(name: str):
             return lambda: self.peers[name].call(outputs[name])
 
-        deep_moe.stage(self.buffer, inputs.x, inputs.topk_idx, inputs.topk_weights)
+        stage()
         testing.poison(y)
         call()
         truth = Truth.of(staged, self.weights, self.shape.activation_clamp)
@@ -152,27 +161,26 @@ class Bench:
             peer.stage(staged)
             peer_call(name)()
 
-        graph, eager = captured(call), y.clone()
-        testing.poison(y)
-        graph.replay()
-        if not testing.same_bits(y, eager):
-            raise RuntimeError(f"{self.shape.name}, {num_tokens} tokens: the replayed graph gives another result")
-        contenders = {"us": (call, None), "graph_us": (graph.replay, None)}
+        eager = y.clone()
+        contenders = {"us": (call, None)}
+        for name, body in (("graph_us", call), ("stage_us", stage_and_call)):
+            contenders[name] = self.checked_graph(body, y, eager).replay, None
         contenders |= {name: (peer_call(name), lambda peer=peer: peer.stage(staged)) for name, peer in rivals.items()}
         times = self.timer.medians(contenders, self.args.repeats)
         host = self.ranks.max([host_us(call)])[0]
         if self.traced:
             self.traced.row(f"{self.shape.name}-{num_tokens}", inputs, (self.l1, self.l2), bound, self.timer)
-        return self.report(num_tokens, bound, inputs, times, errors, host) | {
-            "peers": {
-                name: {
-                    "us": times[name],
-                    "ratio": times["us"] / times[name],
-                    "error_to_float64": self.ranks.largest(truth.errors(outputs[name]))["error_to_float64"],
-                }
-                for name in rivals
-            }
-        }
+        row = self.report(num_tokens, bound, inputs, times, errors, host)
+        return row | {"peers": self.report_peers(times, truth, outputs)}
+
+    def checked_graph(self, body: Callable[[], None], y: torch.Tensor, eager: torch.Tensor) -> torch.cuda.CUDAGraph:
+        """A graph of `body`, whose replay must write the bits of `eager` to y."""
+        graph = captured(body)
+        testing.poison(y)
+        graph.replay()
+        if not testing.same_bits(y, eager):
+            raise RuntimeError(f"{self.shape.name}, {len(y)} tokens: the replayed graph gives another result")
+        return graph
 
     def report(self, num_tokens: int, bound: int, inputs: Inputs, times: dict, errors: dict, host: float) -> dict:
         """What is known of one row, in µs, TFLOPS per rank and GB/s."""
@@ -191,6 +199,7 @@ class Bench:
             "padded": padded_work(ids, self.problem.num_experts),
             "us": us,
             "graph_us": times["graph_us"],
+            "stage_us": times["stage_us"],
             "host_us": host,
             "tflops": shape.flops(num_tokens) / us / 1e6,
             "weight_gbs": touched * shape.expert_bytes / us / 1e3,
@@ -203,6 +212,17 @@ class Bench:
             **errors,
         }
 
+    def report_peers(self, times: dict, truth: Truth, outputs: dict[str, torch.Tensor]) -> dict[str, dict]:
+        """The same of the peers, by what they wrote to `outputs`."""
+        return {
+            name: {
+                "us": times[name],
+                "ratio": times["us"] / times[name],
+                "error_to_float64": self.ranks.largest(truth.errors(y))["error_to_float64"],
+            }
+            for name, y in outputs.items()
+        }
+
     def close(self) -> None:
         for peer in self.peers.values():
             peer.close()
@@ -212,15 +232,15 @@ class Bench:
 
 
 HEADER = (
-    f"{'shape':6} {'R':>2} {'T':>5} {'bound/bm':>9} {'exp':>3} {'padded':>6} {'us':>8} {'graph':>8} {'host':>5} "
-    f"{'TFLOPS':>7} {'wGB/s':>6} {'nvGB/s':>6} {'floor':>7} {'part':>5} {'error':>8} {'to f64':>8}"
+    f"{'shape':6} {'R':>2} {'T':>5} {'bound/bm':>9} {'exp':>3} {'padded':>6} {'us':>8} {'graph':>8} {'stage':>8} "
+    f"{'host':>5} {'TFLOPS':>7} {'wGB/s':>6} {'nvGB/s':>6} {'floor':>7} {'part':>5} {'error':>8} {'to f64':>8}"
 )
 
 
 def line(row: dict) -> str:
     text = (
         f"{row['shape']:6} {row['ranks']:2} {row['tokens']:5} {row['bound']:5}/{row['block_m']:<3} {row['touched']:3} "
-        f"{row['padded']:6.2f} {row['us']:8.1f} {row['graph_us']:8.1f} {row['host_us']:5.1f} "
+        f"{row['padded']:6.2f} {row['us']:8.1f} {row['graph_us']:8.1f} {row['stage_us']:8.1f} {row['host_us']:5.1f} "
         f"{row['tflops']:7.1f} {row['weight_gbs']:6.0f} {row['nvlink_gbs']:6.0f} {row['floor_us']:7.1f} "
         f"{row['of_floor']:5.2f} {row['error']:8.1e} {row['error_to_float64']:8.1e}"
     )

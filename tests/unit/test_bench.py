@@ -326,7 +326,7 @@ def unsupported(shape, ranks, weights, max_tokens):
 def bench(monkeypatch, mega, shapes, tiny, h200):
     """A bench of the small shape with two peers, one of which refuses it."""
     monkeypatch.setattr(mega, "ColdTimer", fake_timer)
-    monkeypatch.setattr(mega, "captured", lambda call: SimpleNamespace(replay=call))
+    monkeypatch.setattr(mega, "captured", lambda body: SimpleNamespace(replay=body))
     monkeypatch.setattr(mega, "host_us", lambda call: 5.0)
     monkeypatch.setattr(mega.peers, "load", {"few": FewTokens, "sad": unsupported}.__getitem__)
     args = mega.arguments(["--max-tokens", "300", "--tokens", "0", "--repeats", "1", "--peers", "few,sad"])
@@ -346,6 +346,39 @@ def test_rows_of_a_bench(mega, bench):
     assert bench.row(8)["peers"]["few"]["ratio"] < 1 and few.staged.x.shape[0] == 8
     bench.close()
     assert few.closed and bench.buffer.destroyed
+
+
+def test_stage_us_includes_staging(monkeypatch, bench):
+    """Of the contenders it alone stages, and the graph of it is a contender of its own."""
+    events, stage, call = [], deep_moe.stage, deep_moe.fp8_mega_moe
+    monkeypatch.setattr(deep_moe, "stage", lambda *args: (events.append("stage"), stage(*args)))
+    monkeypatch.setattr(deep_moe, "fp8_mega_moe", lambda *args, **kw: (events.append("call"), call(*args, **kw)))
+    timed = {}
+
+    def medians(contenders, repeats):
+        for name, (body, _) in contenders.items():
+            events.clear()
+            body()
+            timed[name] = list(events)
+        return {name: 10.0 + index for index, name in enumerate(contenders)}
+
+    monkeypatch.setattr(bench.timer, "medians", medians)
+    assert bench.row(8)["stage_us"] == 12.0
+    assert timed == {"us": ["call"], "graph_us": ["call"], "stage_us": ["stage", "call"], "few": []}
+
+
+@pytest.mark.parametrize("wrong_graph", [0, 1])
+def test_a_bench_ends_at_a_graph_that_gives_another_result(monkeypatch, mega, bench, wrong_graph):
+    graphs = []
+
+    def captured(body):
+        graphs.append(SimpleNamespace(replay=body if len(graphs) != wrong_graph else lambda: None))
+        return graphs[-1]
+
+    monkeypatch.setattr(mega, "captured", captured)
+    with pytest.raises(RuntimeError, match="tiny, 8 tokens: the replayed graph"):
+        bench.row(8)
+    assert len(graphs) == wrong_graph + 1
 
 
 def test_a_bench_notices_a_wrong_result(mega, bench):
