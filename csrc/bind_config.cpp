@@ -103,7 +103,7 @@ void bind_config(py::module_& m) {
     DM_CONSTANT(kBufferMagic);
     DM_CONSTANT(kMaxSmemBytes);
     DM_CONSTANT(kTaskDepth);
-    DM_CONSTANT(kRowBuffers);
+    DM_CONSTANT(kMaxRowBuffers);
     DM_CONSTANT(kMaxStages);
     DM_CONSTANT(kWeightScaleRecord);
     DM_CONSTANT(kL1GroupChannels);

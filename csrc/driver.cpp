@@ -131,10 +131,11 @@ int Kernel::blocks_per_sm() const {
     return blocks;
 }
 
-void Kernel::launch(u32 grid, Stream stream, void** params) const {
+void Kernel::launch(u32 grid, Stream stream, void** params, bool overlaps) const {
     const Driver& driver = Driver::get();
     ScopedContext current(context_);
-    const LaunchConfig config{{grid, 1, 1}, {threads(), 1, 1}, shared_bytes(), stream, nullptr, 0};
+    LaunchAttribute overlap{kProgrammaticStreamSerialization, {}, {1}};
+    const LaunchConfig config{{grid, 1, 1}, {threads(), 1, 1}, shared_bytes(), stream, &overlap, overlaps ? 1u : 0u};
     driver.check(driver.launch_kernel(&config, function_, params, nullptr), "cuLaunchKernelEx");
 }
 

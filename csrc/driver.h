@@ -40,13 +40,22 @@ enum class FunctionAttribute : int {
     MaxDynamicSharedBytes = 8,
 };
 
+// CUlaunchAttribute
+constexpr u32 kProgrammaticStreamSerialization = 6;
+struct LaunchAttribute {
+    u32 id;
+    u32 padding[1];
+    u32 value[16];
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
 // CUlaunchConfig
 struct LaunchConfig {
     u32 grid[3];
     u32 block[3];
     u32 shared_bytes;
     Stream stream;
-    void* attributes;
+    LaunchAttribute* attributes;
     u32 num_attributes;
 };
 static_assert(sizeof(LaunchConfig) == 56);
@@ -137,8 +146,9 @@ public:
     // Throws DriverError when the device cannot run the image, or when deep_moe_info is not `expected`.
     Kernel(int device, const std::string& image, const std::string& name, const KernelInfo& expected);
 
-    // params: one pointer per kernel argument.
-    void launch(u32 grid, Stream stream, void** params) const;
+    // params: one pointer per kernel argument. overlaps: may be started before the kernel in front of it has ended, and
+    // waits by itself (hw::wait_for_predecessors).
+    void launch(u32 grid, Stream stream, void** params, bool overlaps = false) const;
 
     int device() const { return device_; }
     Context context() const { return context_; }

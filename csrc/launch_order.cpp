@@ -134,11 +134,15 @@ void LaunchLane::record_launch() {
     recorded_ = true;
 }
 
-void LaunchLane::enter(cuda::Stream stream) {
+bool LaunchLane::enter(cuda::Stream stream) {
     std::lock_guard lock(device_->mutex);
-    if (device_->lanes.size() == 1) return wait_for(*this, stream);
+    if (device_->lanes.size() == 1) {
+        wait_for(*this, stream);
+        return true;
+    }
     for (const auto& lane : device_->live())
         if (conflicts_with(*lane)) wait_for(*lane, stream);
+    return false;
 }
 
 void LaunchLane::leave(cuda::Stream stream) {

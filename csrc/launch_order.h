@@ -26,8 +26,8 @@ public:
     LaunchLane(const LaunchLane&) = delete;
     LaunchLane& operator=(const LaunchLane&) = delete;
 
-    // Call around a launch on `stream`, with the device's context current.
-    void enter(cuda::Stream stream);
+    // Call around a launch on `stream`, with the device's context current. enter: whether this is the device's only lane.
+    bool enter(cuda::Stream stream);
     void leave(cuda::Stream stream);
 
 private:

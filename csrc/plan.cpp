@@ -50,7 +50,7 @@ void check_trace(const MegaMoeConfig& config, u64 bytes, u32 num_sms) {
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map) {
     switch (map) {
         case MapIndex::L1Acts:
-        case MapIndex::L1ShortActs: return field_address(arguments, BufferField::L1Pool);
+        case MapIndex::L1ActsBox: return field_address(arguments, BufferField::L1Pool);
         default: return field_address(arguments, BufferField::L2Pool);
     }
 }
@@ -108,8 +108,10 @@ void LaunchPlan::run(u64 stream, const MegaCall& call) const {
     void* arguments[] = {&params, const_cast<MegaMoeTensorMaps*>(&maps_)};
     const cuda::ScopedContext current(kernel_.context());
     const auto queue = pointer<cuda::StreamImpl>(stream);
-    lane_->enter(queue);
-    kernel_.launch(num_sms_, queue, arguments);
+    const bool alone = lane_->enter(queue);
+    // NOTES: a CTA of this kernel leaves no room for another one on its SM. Where several ranks share a GPU, one that
+    // waits for its own predecessor could keep another rank's from starting.
+    kernel_.launch(num_sms_, queue, arguments, alone);
     lane_->leave(queue);
 }
 

@@ -29,6 +29,7 @@ bool api_mbarrier_try_wait(ThreadHead*, u64* barrier, u32 parity);
 // copies.cpp
 void api_bulk_load(ThreadHead*, void* shared, const void* global, u32 bytes, u64* barrier, u32 cta_mask);
 void api_bulk_store(ThreadHead*, void* global, const void* shared, u32 bytes);
+void api_prefetch(ThreadHead*, const void* global);
 void api_bulk_commit(ThreadHead*);
 void api_bulk_wait(ThreadHead*, u32 pending);
 void api_tma_load(ThreadHead*, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier,

@@ -188,6 +188,7 @@ const Api kApi = {
     .mbarrier_try_wait = api_mbarrier_try_wait,
     .bulk_load = api_bulk_load,
     .bulk_store = api_bulk_store,
+    .prefetch = api_prefetch,
     .bulk_commit = api_bulk_commit,
     .bulk_wait = api_bulk_wait,
     .tma_load = api_tma_load,

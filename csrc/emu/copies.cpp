@@ -98,6 +98,12 @@ void api_bulk_load(ThreadHead* t, void* shared, const void* global, u32 bytes, u
     });
 }
 
+void api_prefetch(ThreadHead* t, const void* global) {
+    Fiber* f = static_cast<Fiber*>(t);
+    f->world->enter(f);
+    find_area(f, global, 1, false, "prefetch");
+}
+
 void api_bulk_store(ThreadHead* t, void* global, const void* shared, u32 bytes) {
     Fiber* f = static_cast<Fiber*>(t);
     WorldImpl& world = *f->world;

@@ -103,6 +103,25 @@ def test_an_expert_with_129_rows(worlds):
     world.call_and_check(world.inputs([65, 64], world.routing.to_expert(1)))
 
 
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 17, 31, 32, 33, 56, 57, 63, 64, 65, 72, 73, 96, 97, 112])
+def test_a_hot_expert_at_every_threshold(worlds, rows):
+    """4: boxes of 8 rows, half and whole blocks of 64 and 128, one row more and less; from both ranks, in both classes."""
+    world = worlds("small")
+    small, largest = world.problem.bound_classes(world.num_ranks)
+    inputs = world.inputs([rows - rows // 2, rows // 2], world.routing.to_expert(1), seed=rows)
+    assert world.expected_stats(inputs).flatten().tolist() == [0, rows]
+    for bound in (small, largest):
+        world.call_and_check(inputs, bound=bound)
+
+
+@pytest.mark.parametrize("tokens", [8, 9, 33, 55])
+def test_a_hot_rank_at_thresholds(worlds, tokens):
+    """4: every token of every rank goes to the experts of one rank."""
+    world = worlds("main-4")
+    inputs = world.inputs([tokens, 0, tokens, 1], world.routing.to_rank(2), seed=tokens)
+    world.call_and_check(inputs)
+
+
 def test_padding_rows_with_real_ids_change_nothing(worlds):
     """5: a graph batch of 64 rows of which 5 and 0 count; the rest is NaN with a real expert id."""
     world = worlds("main-2")

@@ -107,18 +107,18 @@ def test_a_mega_launch(run):
     """)
     launch = only(lines, "launch")
     assert len(launch) == 1 and not only(lines, "wait", "record")
-    # in the context of device 1, though none was current; the first word of the parameters is peers[0]
+    # may overlap the kernel before it; in the context of device 1, though none was current; the first word of the parameters is peers[0]
     assert launch[0].startswith("launch context 101 grid 66,1,1 block 384,1,1 shared ")
-    assert launch[0].endswith("stream a1 attributes 0 first 100000")
+    assert launch[0].endswith("stream a1 attributes 1 first 100000")
     maps = only(lines, "map")
     assert len(maps) == 4
     for line in maps:  # uint8, no interleave, 128-byte swizzle, 256-byte promotion, zero fill
         assert line.startswith("map aligned 1 type 0 ") and line.endswith("element 1,1,1 modes 0,3,3,0")
         assert "rank 2 address 2" in line  # in the pools of the rank's buffer
-    for line in maps[:2]:
-        assert "dims 192,1024,0 strides 192,0 box 128,64,0" in line
-    for line in maps[2:]:
-        assert "dims 128,1024,0 strides 128,0 box 128,64,0" in line
+    for line, rows in zip(maps[:2], (64, 8), strict=True):  # a block, and a box of its rows
+        assert f"dims 192,1024,0 strides 192,0 box 128,{rows},0" in line
+    for line, rows in zip(maps[2:], (64, 8), strict=True):
+        assert f"dims 128,1024,0 strides 128,0 box 128,{rows},0" in line
 
 
 def test_wrong_plans_are_refused(run):
@@ -184,6 +184,7 @@ def test_buffers_that_do_not_fit_beside_each_other_wait(run):
     """)
     steps = [line.split()[0] for line in only(lines, "launch", "wait", "record")]
     assert steps == ["launch", "record", "wait", "launch", "record", "launch", "record"]
+    assert all(" attributes 0 " in line for line in only(lines, "launch"))  # none overlaps what is in front of it
     waited, recorded = only(lines, "wait")[0], only(lines, "record")[0]
     assert waited.split()[1:3] == ["stream", "a2"] and waited.split()[-1] == recorded.split()[2]
 

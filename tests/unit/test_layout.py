@@ -95,7 +95,7 @@ def test_large_tiles_have_four_stages(preset, ranks):
 def test_tensor_maps_stay_inside_what_they_describe():
     for config in CONFIGS:
         sizes = {name: num_bytes for name, *_, num_bytes in _C.buffer_fields(config)}
-        sizes |= {f"l{i}_{acts}": sizes[f"l{i}_pool"] for i in (1, 2) for acts in ("acts", "short_acts")}
+        sizes |= {f"l{i}_{acts}": sizes[f"l{i}_pool"] for i in (1, 2) for acts in ("acts", "acts_box")}
         for tensor_map in _C.tensor_maps(config):
             extents = zip(tensor_map["dims"], [1, *tensor_map["strides"]], strict=True)
             assert 1 + sum((n - 1) * stride for n, stride in extents) == sizes[tensor_map["name"]]

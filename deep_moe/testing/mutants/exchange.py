@@ -24,7 +24,7 @@ EXCHANGE = (
     Mutant(
         "route: does not wait for the other CTAs' counts",
         "comm/route.h",
-        "if (parts > 1 && !meet(ctx, parts)) return false;",
+        "if (!meet(ctx, parts)) return false;",
         "meet(ctx, 1);",
     ),
     Mutant(
@@ -32,6 +32,18 @@ EXCHANGE = (
         "comm/route.h",
         "hw::atomic_add_acq_rel<hw::Scope::Gpu>(arrivals, 1)",
         "hw::atomic_add_relaxed_gpu(arrivals, 1)",
+    ),
+    Mutant(
+        "route: a CTA that routes alone begins behind its own rows",
+        "comm/route.h",
+        "const u32 within = parts == 1 ? 0 : ",
+        "const u32 within = ",
+    ),
+    Mutant(
+        "route: a CTA among others takes its own counts for all",
+        "comm/route.h",
+        "rows = parts == 1 ?",
+        "rows = parts >= 1 ?",
     ),
     Mutant(
         "route: counts passed on by the second CTA",
@@ -103,7 +115,7 @@ EXCHANGE = (
     Mutant(
         "pull: row stored before it has arrived",
         "comm/pull.h",
-        "            wait_barrier(ctx, row_barrier(ctx, warp, number), number / kRowBuffers % 2);\n",
+        "            wait_barrier(ctx, row_barrier(ctx, warp, number), number / kBuffers % 2);\n",
         "",
     ),
     Mutant(
@@ -140,8 +152,8 @@ EXCHANGE = (
     Mutant(
         "pull: one buffer for two rows",
         "comm/pull.h",
-        "(warp * kRowBuffers + number % kRowBuffers)",
-        "(warp * kRowBuffers)",
+        "(warp * kBuffers + number % kBuffers)",
+        "(warp * kBuffers)",
     ),
     Mutant(
         "dispatch: counters of the next launch not cleared",
@@ -164,8 +176,8 @@ EXCHANGE = (
     Mutant(
         "dispatch: arrivals of the next launch not cleared",
         "roles/dispatch.h",
-        "if (begin == 0) hw::store(",
-        "if (begin == ~0u) hw::store(",
+        "            hw::store(header->count_arrivals + bank, 0u);\n",
+        "",
     ),
     Mutant(
         "dispatch: pulls before the counts are there",

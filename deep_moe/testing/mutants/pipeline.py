@@ -65,6 +65,12 @@ PIPELINE = (
     Mutant("barriers: task_empty forgets LoadA", "kernels/context.h", "1 + kNumMathWarps", "kNumMathWarps"),
     Mutant("barriers: not fenced before use", "kernels/context.h", "        hw::fence_mbarrier_init();\n", ""),
     Mutant("epoch: of the last launch", "kernels/context.h", "->epoch) + 1", "->epoch)"),
+    Mutant(
+        "state: what an abandoned launch has left is worked with",
+        "kernels/context.h",
+        "header->abort) != 0)",
+        "header->abort) == 1)",
+    ),
     Mutant("state: not published to the block", "kernels/sm90_fp8.cuh", "    hw::sync_block();\n", ""),
     # Order
     Mutant(
@@ -112,12 +118,20 @@ PIPELINE = (
         "return 1 + ceil_div(stages",
         "return ceil_div(stages",
     ),
-    Mutant("loadA: scales not expected", "roles/load.h", "tile_bytes + scale_bytes", "tile_bytes"),
+    Mutant("loadA: scales not expected", "roles/load.h", "rows * kBlockK + scale_bytes", "rows * kBlockK"),
     Mutant(
         "loadA: more bytes expected than come",
         "roles/load.h",
-        "tile_bytes + scale_bytes",
-        "tile_bytes + scale_bytes + 16",
+        "rows * kBlockK + scale_bytes",
+        "rows * kBlockK + scale_bytes + 16",
+    ),
+    Mutant("loadA: the next box on top of the last", "roles/load.h", "tile + row * kBlockK,", "tile,"),
+    Mutant("loadA: the first box again", "roles/load.h", "column, first_row + row, full", "column, first_row, full"),
+    Mutant(
+        "loadA: rows beyond whole boxes",
+        "layout/config.h",
+        "align_up(rows, box_rows())",
+        "max_of(rows / box_rows() * box_rows(), box_rows())",
     ),
     Mutant("loadA: no proxy fence after the wait", "roles/load.h", "            hw::fence_proxy_async();\n", ""),
     Mutant("loadA: starts at the first row or L1 tile", "roles/load.h", "return n == count;", "return n >= 1;"),
@@ -134,9 +148,9 @@ PIPELINE = (
     ),
     # Places of the order
     Mutant(
-        "places: counter not cleared",
+        "places: counter of the next launch not cleared",
         "roles/dispatch.h",
-        "            if (hw::block_idx() == 0 && hw::lane_idx() == 0) hw::store(ctx.places_taken(), 0u);\n",
+        "            hw::store(header->places_taken + bank, 0u);\n",
         "",
     ),
     Mutant("places: one skipped", "roles/load.h", "return hw::grid_dim() + hw::", "return hw::grid_dim() + 1 + hw::"),

@@ -106,22 +106,24 @@ struct Pull {
         hw::fence_proxy_async();  // peers staged their rows with ordinary stores; bulk copies read them
         const u32 stride = hw::grid_dim() * kNumDispatchWarps;
         RowCursor<kConfig> cursor(ctx);
-        Request row{}, next{};
-        u32 requested = 0, delivered = 0;  // row n uses buffer n % 2, whose barrier is then in phase n / 2
+        Request row{}, next{};             // the oldest under way, and the one behind it
+        u32 requested = 0, delivered = 0;  // row n uses buffer n % kBuffers, whose barrier is then in phase n / kBuffers
         for (u32 i = hw::block_idx() * kNumDispatchWarps + warp;; i += stride) {
             const bool more = cursor.seek(i);
-            if (more) next = request(ctx, cursor.locate(), warp, requested++);
-            if (delivered + more < requested) {
+            while (delivered < requested && (!more || requested - delivered == kBuffers)) {
                 if (!deliver(ctx, row, warp, delivered)) return drain(ctx, warp, delivered, requested);
-                ++delivered;
                 ctx.trace.lap(TraceKind::Pull, row.row.block);
+                ++delivered;
+                row = next;
             }
             if (!more) return true;
-            row = next;
+            next = request(ctx, cursor.locate(), warp, requested++);
+            if (requested - delivered == 1) row = next;
         }
     }
 
 private:
+    static constexpr u32 kBuffers = row_buffers(kConfig);
     static constexpr u32 kKBlocks = kConfig.l1_k_blocks(), kScalesPerLane = ceil_div(kKBlocks, kWarpSize);
 
     // A row whose values are on their way to shared memory, and what else belongs to it.
@@ -133,7 +135,7 @@ private:
 
     static DM_DEVICE u8* row_buffer(const Context<kConfig>& ctx, u32 warp, u32 number) {
         return ctx.template shared<SmemField::RowBuffer, u8>() +
-               (warp * kRowBuffers + number % kRowBuffers) * align_up(kConfig.hidden, 128u);
+               (warp * kBuffers + number % kBuffers) * align_up(kConfig.hidden, 128u);
     }
 
     static DM_DEVICE Request request(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 number) {
@@ -157,12 +159,12 @@ private:
 
     // After a failed wait: a copy must not be under way into the shared memory of a CTA that has left. Returns false.
     static DM_DEVICE bool drain(const Context<kConfig>& ctx, u32 warp, u32 begin, u32 end) {
-        for (u32 i = begin; i < end; ++i) wait_barrier(ctx, row_barrier(ctx, warp, i), i / kRowBuffers % 2);
+        for (u32 i = begin; i < end; ++i) wait_barrier(ctx, row_barrier(ctx, warp, i), i / kBuffers % 2);
         return false;
     }
 
     static DM_DEVICE u32 row_barrier(const Context<kConfig>& ctx, u32 warp, u32 number) {
-        return ctx.barriers().row(warp, number % kRowBuffers);
+        return ctx.barriers().row(warp, number % kBuffers);
     }
 
     // Stores the row, its scales and its meta data into the pool and publishes it.
@@ -172,7 +174,7 @@ private:
         const u32 ring_slot = row.block % kConfig.ring_blocks();
         const u32 pool_row = ring_slot * kConfig.block_m + row.row_in_block;
         if (hw::lane_idx() == 0) {
-            wait_barrier(ctx, row_barrier(ctx, warp, number), number / kRowBuffers % 2);
+            wait_barrier(ctx, row_barrier(ctx, warp, number), number / kBuffers % 2);
             hw::bulk_store(ctx.template own<BufferField::L1Pool>() + pool_row * u64(kConfig.hidden),
                            row_buffer(ctx, warp, number), kConfig.hidden);
             hw::bulk_commit();

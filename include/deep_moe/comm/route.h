@@ -28,9 +28,12 @@ struct Route {
 
         count(ctx, begin, end);
         ctx.trace.lap(TraceKind::Route);
-        if (parts > 1 && !meet(ctx, parts)) return false;
+        if (parts > 1) {
+            reserve(ctx);
+            if (!meet(ctx, parts)) return false;
+        }
         ctx.trace.lap(TraceKind::WaitRouteCounts);
-        place(ctx);
+        place(ctx, parts);
         write_lists(ctx, begin, end);
         Arrivals<BufferField::CountFlags>::arrive(ctx, parts);
         ctx.trace.lap(TraceKind::Route);
@@ -69,7 +72,7 @@ private:
         }
     }
 
-    // Counts the stripe and reserves its places: `next` is then this CTA's first place within each expert.
+    // Counts the stripe.
     static DM_DEVICE void count(const Context<kConfig>& ctx, u32 begin, u32 end) {
         u32* next = next_of(ctx);
         DM_NO_UNROLL
@@ -77,6 +80,11 @@ private:
         hw::sync_warp();
         for_each_entry(ctx, begin, end, [&](u32, u32 expert) { hw::atomic_add_shared(next + expert, 1); });
         hw::sync_warp();
+    }
+
+    // Among other CTAs: `next` is then this one's first place within each expert.
+    static DM_DEVICE void reserve(const Context<kConfig>& ctx) {
+        u32* next = next_of(ctx);
         u32* send_counts = ctx.send_counts();
         DM_NO_UNROLL
         for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) {
@@ -98,8 +106,9 @@ private:
         return hw::all_lanes(ok);
     }
 
-    // Turns places within an expert into places within the owner's segment. The first CTA passes the counts on.
-    static DM_DEVICE void place(const Context<kConfig>& ctx) {
+    // Turns places within an expert into places within the owner's segment. The first CTA passes the counts on. A CTA that
+    // routes alone has no need to ask memory for its own counts.
+    static DM_DEVICE void place(const Context<kConfig>& ctx, u32 parts) {
         u32* next = next_of(ctx);
         u32* prefix = next + kExperts;
         const u32* send_counts = ctx.send_counts();
@@ -107,7 +116,8 @@ private:
         DM_NO_UNROLL
         for (u32 base = 0; base < kExperts; base += kWarpSize) {
             const u32 e = base + hw::lane_idx();
-            const u32 rows = e < kExperts ? hw::load_relaxed<hw::Scope::Gpu>(send_counts + e) : 0;
+            u32 rows = 0;
+            if (e < kExperts) rows = parts == 1 ? hw::load_shared(next + e) : hw::load_relaxed<hw::Scope::Gpu>(send_counts + e);
             u32 sum = rows;
             for (u32 delta = 1; delta < kWarpSize; delta *= 2) {
                 const u32 below = hw::shfl_up(sum, delta);
@@ -123,7 +133,8 @@ private:
         DM_NO_UNROLL
         for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) {
             const u32 first = hw::load_shared(prefix + e / kLocal * kLocal);
-            hw::store_shared(next + e, hw::load_shared(next + e) + hw::load_shared(prefix + e) - first);
+            const u32 within = parts == 1 ? 0 : hw::load_shared(next + e);
+            hw::store_shared(next + e, within + hw::load_shared(prefix + e) - first);
         }
         hw::sync_warp();
     }

@@ -111,10 +111,10 @@ struct Context {
     DM_DEVICE u32* send_counts() const { return own<BufferField::SendCounts>() + (epoch() & 1) * kConfig.num_experts; }
 
     // How many places of the tile order CTAs have asked for, beyond the first one of each.
-    DM_DEVICE u32* places_taken() const { return &own<BufferField::Header>()->places_taken; }
+    DM_DEVICE u32* places_taken() const { return own<BufferField::Header>()->places_taken + (epoch() & 1); }
 
-    // One thread: barriers and state, before sync_block().
-    DM_DEVICE void init_shared() const {
+    // One thread, before sync_block(): this part reads no memory that earlier kernels use.
+    DM_DEVICE void init_barriers() const {
         for (u32 i = 0; i < kStages; ++i) {
             hw::mbarrier_init(barrier(barriers().full(i)), 2);  // LoadA and LoadB
             hw::mbarrier_init(barrier(barriers().empty(i)), kNumMathWarps);
@@ -123,14 +123,19 @@ struct Context {
             hw::mbarrier_init(barrier(barriers().task_full(i)), 1);
             hw::mbarrier_init(barrier(barriers().task_empty(i)), 1 + kNumMathWarps);  // LoadA and math
         }
-        for (u32 i = 0; i < kNumDispatchWarps * kRowBuffers; ++i) hw::mbarrier_init(barrier(barriers().row(0, i)), 1);
+        for (u32 i = 0; i < kNumDispatchWarps * kMaxRowBuffers; ++i)
+            hw::mbarrier_init(barrier(barriers().row(0, i)), 1);
         hw::mbarrier_init(barrier(barriers().counts_ready()), 1);
         hw::mbarrier_init(barrier(barriers().math()), kNumMathWarps);
         hw::fence_mbarrier_init();
+    }
+    // One thread, before sync_block().
+    DM_DEVICE void init_state() const {
         const BufferHeader* header = own<BufferField::Header>();
         const i32 staged = hw::load(&header->num_tokens);
         u32* state = shared<SmemField::State, u32>();
-        hw::store_shared(state, 0u);
+        // What a launch that gave up has left behind is not fit to be worked with.
+        hw::store_shared(state, u32(hw::load_relaxed<hw::Scope::Sys>(&header->abort) != 0));
         hw::store_shared(state + 1, hw::load(&header->epoch) + 1);
         hw::store_shared(state + 2, min_of(u32(max_of(staged, 0)), kConfig.max_tokens_per_rank));
     }

@@ -20,7 +20,10 @@ template <MegaMoeConfig kConfig>
 DM_DEVICE void sm90_fp8_mega_moe(const MegaMoeParams& params, const MegaMoeTensorMaps& maps) {
     const Context<kConfig> ctx(params, maps);
     const u32 warp = hw::warp_idx();
-    if (hw::thread_idx() == 0) ctx.init_shared();
+    if (hw::thread_idx() == 0) ctx.init_barriers();
+    hw::wait_for_predecessors();
+    if (hw::thread_idx() == 0) ctx.init_state();
+    if (warp == 2) DispatchRole<kConfig>::prefetch(ctx);
     hw::sync_block();
 
     if (warp < 4) {

@@ -17,6 +17,9 @@ struct Stage {
     static constexpr u32 kGroups = kConfig.l1_k_blocks();
 
     static DM_DEVICE void run(const StageParams& params) {
+        // In this order: what the next kernel finds must be what this one has written, not what the one before wrote.
+        hw::wait_for_predecessors();
+        hw::start_successor();
         const u32 count = num_tokens(params);
         if (hw::block_idx() == 0 && hw::thread_idx() == 0)
             hw::store(&buffer_field<kConfig, BufferField::Header>(params.buffer)->num_tokens, i32(count));

@@ -20,7 +20,7 @@ struct BufferHeader {
     u32 epoch;              // number of launches that have ended; a launch works in epoch + 1
     i32 num_tokens;         // written by `stage`, in stream order
     u32 count_arrivals[2];  // CTAs that have added their routing counts; banks alternate by epoch parity
-    u32 places_taken;       // of the tile order; cleared by the launch that counts in it
+    u32 places_taken[2];    // of the tile order; banks likewise
 };
 
 enum class BufferField : u32 {

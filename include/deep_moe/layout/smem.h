@@ -9,7 +9,7 @@ namespace deep_moe {
 
 constexpr u32 kMaxSmemBytes = 232448;  // 227 KiB: the most a block may use on SM90 and SM100
 constexpr u32 kTaskDepth = 4;          // tile entries in flight between the scheduler and its readers
-constexpr u32 kRowBuffers = 2;         // rows in flight per dispatch warp
+constexpr u32 kMaxRowBuffers = 2;      // rows in flight per dispatch warp
 constexpr u32 kMaxStages = 8;
 
 enum class SmemField : u32 {
@@ -17,7 +17,7 @@ enum class SmemField : u32 {
     B,          // [stages][256][128] weights, 128-byte swizzle
     SfA,        // f32 [stages][BM]
     SfB,        // f32 [tiles][K blocks][2]: the weight scale records of the tiles under way
-    RowBuffer,  // [dispatch warps][2][H]: rows on their way from a peer to the pool
+    RowBuffer,  // [dispatch warps][row buffers][H]: rows on their way from a peer to the pool
     RecvRows,   // u32 [R][E_local]: rows received per local expert from this source and all before it
     Tasks,      // TileTask [kTaskDepth]
     Amax,       // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
@@ -34,7 +34,9 @@ struct BarrierLayout {
     constexpr u32 empty(u32 stage) const { return stages + stage; }
     constexpr u32 task_full(u32 slot) const { return 2 * stages + slot; }
     constexpr u32 task_empty(u32 slot) const { return 2 * stages + kTaskDepth + slot; }
-    constexpr u32 row(u32 warp, u32 buffer) const { return 2 * stages + 2 * kTaskDepth + warp * kRowBuffers + buffer; }
+    constexpr u32 row(u32 warp, u32 buffer) const {
+        return 2 * stages + 2 * kTaskDepth + warp * kMaxRowBuffers + buffer;
+    }
     constexpr u32 counts_ready() const { return row(kNumDispatchWarps, 0); }
     constexpr u32 math() const { return counts_ready() + 1; }
     constexpr u32 count() const { return math() + 1; }
@@ -50,7 +52,7 @@ constexpr u32 scale_tile_floats(const MegaMoeConfig& c) {
     return scale_records(max_of(c.l1_k_blocks(), c.l2_k_blocks())) * kWeightScaleRecord;
 }
 
-constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, SmemField field) {
+constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 row_buffers, SmemField field) {
     switch (field) {
         case SmemField::A: return {"smem_a", Dtype::E4m3, {stages, c.block_m, kBlockK}, 1024};
         case SmemField::B: return {"smem_b", Dtype::E4m3, {stages, kBlockN, kBlockK}, 1024};
@@ -58,7 +60,7 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, Smem
         case SmemField::SfB:
             return {"smem_sf_b", Dtype::F32, {num_scale_tiles(c, stages), scale_tile_floats(c), 1}, 128};
         case SmemField::RowBuffer:
-            return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, kRowBuffers, align_up(c.hidden, 128u)}, 128};
+            return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, row_buffers, align_up(c.hidden, 128u)}, 128};
         case SmemField::RecvRows: return {"smem_recv_rows", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
         case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
         case SmemField::Amax: return {"smem_amax", Dtype::F32, {2, kNumMathWarpgroups, 64}, 16};
@@ -68,26 +70,28 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, Smem
     }
 }
 
-constexpr u64 smem_bytes_for(const MegaMoeConfig& c, u32 stages) {
-    return field_offset([&](u32 i) { return smem_field_spec_for(c, stages, SmemField(i)); }, u32(SmemField::kCount),
+constexpr u64 smem_offset_for(const MegaMoeConfig& c, u32 stages, u32 row_buffers, SmemField field) {
+    return field_offset([&](u32 i) { return smem_field_spec_for(c, stages, row_buffers, SmemField(i)); }, u32(field),
                         u32(SmemField::kCount), 1024);
 }
-
-// As many stages as fit.
-constexpr u32 num_stages(const MegaMoeConfig& c) {
+constexpr u32 stages_beside(const MegaMoeConfig& c, u32 row_buffers) {
     u32 stages = kMaxStages;
-    while (stages > 0 && smem_bytes_for(c, stages) > kMaxSmemBytes) --stages;
+    while (stages > 0 && smem_offset_for(c, stages, row_buffers, SmemField::kCount) > kMaxSmemBytes) --stages;
     return stages;
 }
 
+// As many stages as fit. A second row buffer may not cost one: five stages instead of four are 1 to 2 % at few tokens.
+constexpr u32 num_stages(const MegaMoeConfig& c) { return stages_beside(c, 1); }
+constexpr u32 row_buffers(const MegaMoeConfig& c) {
+    return stages_beside(c, kMaxRowBuffers) == num_stages(c) ? kMaxRowBuffers : 1;
+}
+
 constexpr FieldSpec smem_field_spec(const MegaMoeConfig& c, SmemField field) {
-    return smem_field_spec_for(c, num_stages(c), field);
+    return smem_field_spec_for(c, num_stages(c), row_buffers(c), field);
 }
 
 constexpr u32 smem_offset(const MegaMoeConfig& c, SmemField field) {
-    const u32 stages = num_stages(c);
-    return u32(field_offset([&](u32 i) { return smem_field_spec_for(c, stages, SmemField(i)); }, u32(field),
-                            u32(SmemField::kCount), 1024));
+    return u32(smem_offset_for(c, num_stages(c), row_buffers(c), field));
 }
 
 constexpr u32 smem_bytes(const MegaMoeConfig& c) { return smem_offset(c, SmemField::kCount); }

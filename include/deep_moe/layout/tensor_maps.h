@@ -6,8 +6,8 @@
 
 namespace deep_moe {
 
-// Short: of tiles with at most kWarpgroupRows rows.
-enum class MapIndex : u32 { L1Acts, L1ShortActs, L2Acts, L2ShortActs, kCount };
+// A whole row block of a pool, or a box of its rows.
+enum class MapIndex : u32 { L1Acts, L1ActsBox, L2Acts, L2ActsBox, kCount };
 
 // e4m3 elements (1 byte), 128-byte swizzle, zero fill out of bounds. Dimension 0 is the contiguous one.
 struct TensorMapSpec {
@@ -24,9 +24,9 @@ constexpr TensorMapSpec tensor_map_spec(const MegaMoeConfig& c, MapIndex map) {
     };
     switch (map) {
         case MapIndex::L1Acts: return pool("l1_acts", c.hidden, c.block_m);
-        case MapIndex::L1ShortActs: return pool("l1_short_acts", c.hidden, kWarpgroupRows);
+        case MapIndex::L1ActsBox: return pool("l1_acts_box", c.hidden, c.box_rows());
         case MapIndex::L2Acts: return pool("l2_acts", c.padded_intermediate(), c.block_m);
-        default: return pool("l2_short_acts", c.padded_intermediate(), kWarpgroupRows);
+        default: return pool("l2_acts_box", c.padded_intermediate(), c.box_rows());
     }
 }
 

@@ -11,18 +11,31 @@ template <MegaMoeConfig kConfig>
 struct DispatchRole {
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 warp) {
         if (warp == 0) {
-            // Nobody takes a place before this CTA has routed: all wait for the counts of their own rank.
-            if (hw::block_idx() == 0 && hw::lane_idx() == 0) hw::store(ctx.places_taken(), 0u);
-            clear_other_bank(ctx);
-            const bool ok = Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
+            const bool ok = !ctx.warp_aborted() && Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
             if (!ok && hw::lane_idx() == 0) ctx.set_aborted();
             hw::fence_proxy_async();  // where routing worked, stages will be loaded
             hw::sync_warp();
             if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().counts_ready()));
+        } else if (warp == 1) {
+            clear_other_bank(ctx);
         }
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
         ctx.trace.lap(TraceKind::WaitCounts);
         if (!ctx.warp_aborted() && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
+    }
+
+    // While shared memory is made ready: what the routing and the first pulled rows will read comes into the L2 cache.
+    static DM_DEVICE void prefetch(const Context<kConfig>& ctx) {
+        constexpr u32 kLine = 128;
+        constexpr u64 kEntryBytes = u64(kConfig.max_tokens_per_rank) * kConfig.num_topk * sizeof(i32);
+        const u32 first = hw::lane_idx() * kLine, token = hw::block_idx();
+        if (first < kEntryBytes) hw::prefetch(ctx.template own<BufferField::TopkIdx>() + first / sizeof(i32));
+        if (token >= kConfig.max_tokens_per_rank) return;
+        const u8* row = ctx.template own<BufferField::X>() + token * u64(kConfig.hidden);
+        for (u32 byte = first; byte < kConfig.hidden; byte += kWarpSize * kLine) hw::prefetch(row + byte);
+        if (hw::lane_idx() != 0) return;
+        hw::prefetch(ctx.template own<BufferField::XSf>() + token * u64(kConfig.l1_k_blocks()));
+        hw::prefetch(ctx.template own<BufferField::TopkWeights>() + token * kConfig.num_topk);
     }
 
 private:
@@ -30,7 +43,11 @@ private:
     static DM_DEVICE void clear_other_bank(const Context<kConfig>& ctx) {
         const u32 bank = (ctx.epoch() + 1) & 1, stride = hw::grid_dim() * kWarpSize,
                   begin = hw::block_idx() * kWarpSize + hw::lane_idx();
-        if (begin == 0) hw::store(ctx.template own<BufferField::Header>()->count_arrivals + bank, 0u);
+        if (begin == 0) {
+            BufferHeader* header = ctx.template own<BufferField::Header>();
+            hw::store(header->count_arrivals + bank, 0u);
+            hw::store(header->places_taken + bank, 0u);
+        }
         for (u32 e = begin; e < kConfig.num_experts; e += stride)
             hw::store(ctx.template own<BufferField::SendCounts>() + bank * kConfig.num_experts + e, 0u);
         const u64 other = u64(bank) * kConfig.max_blocks();

@@ -164,19 +164,23 @@ private:
     // A K block of the tile's rows and their scales.
     static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 kb, u32 stage) {
         constexpr u32 kStageBytes = kConfig.block_m * kBlockK;
-        const u32 rows = kConfig.tile_rows(task.rows), tile_bytes = rows * kBlockK,
-                  scale_bytes = rows * u32(sizeof(float));
+        const u32 rows = kConfig.loaded_rows(task.rows), scale_bytes = rows * u32(sizeof(float));
         const bool is_l1 = task.kind == TaskKind::L1;
-        const TensorMap* map =
-            ctx.map(rows == kConfig.block_m ? (is_l1 ? MapIndex::L1Acts : MapIndex::L2Acts)
-                                            : (is_l1 ? MapIndex::L1ShortActs : MapIndex::L2ShortActs));
         const float* scales =
             (is_l1 ? ctx.template own<BufferField::L1PoolSf>() : ctx.template own<BufferField::L2PoolSf>()) +
             (u64(task.ring_slot) * ctx.k_blocks(task.kind) + kb) * kConfig.block_m;
         u64* full = ctx.barrier(ctx.barriers().full(stage));
-        hw::mbarrier_arrive_expect_tx(full, tile_bytes + scale_bytes);
-        hw::tma_load_2d(ctx.template shared<SmemField::A, u8>() + stage * kStageBytes, map, kb * kBlockK,
-                        task.ring_slot * kConfig.block_m, full);
+        hw::mbarrier_arrive_expect_tx(full, rows * kBlockK + scale_bytes);
+        u8* tile = ctx.template shared<SmemField::A, u8>() + stage * kStageBytes;
+        const u32 column = kb * kBlockK, first_row = task.ring_slot * kConfig.block_m;
+        if (rows == kConfig.block_m) {
+            hw::tma_load_2d(tile, ctx.map(is_l1 ? MapIndex::L1Acts : MapIndex::L2Acts), column, first_row, full);
+        } else {
+            const TensorMap* map = ctx.map(is_l1 ? MapIndex::L1ActsBox : MapIndex::L2ActsBox);
+        DM_NO_UNROLL
+            for (u32 row = 0; row < rows; row += kConfig.box_rows())
+                hw::tma_load_2d(tile + row * kBlockK, map, column, first_row + row, full);
+        }
         hw::bulk_load(ctx.template shared<SmemField::SfA, float>() + stage * kConfig.block_m, scales, scale_bytes,
                       full);
     }

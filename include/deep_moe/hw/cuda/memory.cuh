@@ -14,6 +14,8 @@ template <typename T>
 DM_DEVICE void store(T* p, T value) {
     *p = value;
 }
+// Asks for the line of an address in the L2 cache.
+DM_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
 DM_DEVICE u64 evict_first_policy() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

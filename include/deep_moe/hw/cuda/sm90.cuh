@@ -5,6 +5,12 @@
 
 namespace deep_moe::hw {
 
+// Programmatic dependent launch: a kernel may be started before the one in front of it in its stream has ended. Until
+// this returns it must not touch memory that earlier kernels use; behind it, they have all ended.
+DM_DEVICE void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next kernel may be started, when every CTA has said so or has ended.
+DM_DEVICE void start_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Orders register and shared-memory accesses before the next wgmma.
 DM_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DM_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

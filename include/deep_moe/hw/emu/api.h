@@ -39,7 +39,7 @@ enum class Rmw : u32 { Add, Cas };
 struct ThreadHead;
 
 // One version number for the table and ThreadHead below; part of every message about a mismatch.
-constexpr u32 kApiVersion = 3;
+constexpr u32 kApiVersion = 4;
 
 struct Api {
     u64 (*collective)(ThreadHead*, Collective op, u64 value, u32 argument);
@@ -60,6 +60,7 @@ struct Api {
     // Loads go to the same places in every CTA of the cluster whose bit is set in cta_mask.
     void (*bulk_load)(ThreadHead*, void* shared, const void* global, u32 bytes, u64* barrier, u32 cta_mask);
     void (*bulk_store)(ThreadHead*, void* global, const void* shared, u32 bytes);
+    void (*prefetch)(ThreadHead*, const void* global);
     void (*bulk_commit)(ThreadHead*);
     void (*bulk_wait)(ThreadHead*, u32 pending);
     void (*tma_load)(ThreadHead*, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier,

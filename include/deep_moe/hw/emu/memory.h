@@ -38,6 +38,10 @@ template <typename T>
 DM_DEVICE void store(T* p, T value) {
     emu_store(p, value, emu_global(emu::Order::Weak));
 }
+DM_DEVICE void prefetch(const void* p) {
+    emu::ThreadHead* t = emu::self();
+    t->api->prefetch(t, p);
+}
 DM_DEVICE Vec16 load_evict_first(const Vec16* p) { return load(p); }
 DM_DEVICE void store_evict_first(Vec16* p, Vec16 v) { store(p, v); }
 template <typename T>

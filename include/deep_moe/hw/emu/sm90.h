@@ -7,6 +7,10 @@
 
 namespace deep_moe::hw {
 
+// A rank's launches follow each other.
+DM_DEVICE void wait_for_predecessors() {}
+DM_DEVICE void start_successor() {}
+
 DM_DEVICE void wgmma_fence() { emu_collective(emu::Collective::WgmmaFence, 0, 0); }
 DM_DEVICE void wgmma_commit() { emu_collective(emu::Collective::WgmmaCommit, 0, 0); }
 template <u32 kPending>
