@@ -63,7 +63,7 @@ EXCHANGE = (
     Mutant(
         "arrivals: relaxed",
         "comm/arrivals.h",
-        "hw::add_release_sys(word, part);",
+        "hw::add_release<scope<kConfig>()>(word, part);",
         "for (u64 seen = 0, old; (old = hw::atomic_cas_relaxed_sys(word, seen, seen + part)) != seen;) seen = old;",
     ),
     Mutant("arrivals: one CTA too early", "comm/arrivals.h", "(count - 1)", "(count - 2)"),
@@ -84,7 +84,10 @@ EXCHANGE = (
         "return u32(seen >> 32) + 1 >= epoch;",
     ),
     Mutant(
-        "arrivals: acquired with gpu scope", "comm/arrivals.h", "wait_word<hw::Scope::Sys>", "wait_word<hw::Scope::Gpu>"
+        "arrivals: acquired with gpu scope",
+        "comm/arrivals.h",
+        "wait_word<scope<kConfig>()>",
+        "wait_word<hw::Scope::Gpu>",
     ),
     Mutant(
         "arrivals: awaited by one lane only",

@@ -67,8 +67,8 @@ TILES = (
     Mutant(
         "split: rows of a full block expected for a short one",
         "roles/load.h",
-        "tile_bytes = rows * kBlockK",
-        "tile_bytes = kStageBytes",
+        "rows * kBlockK + scale_bytes",
+        "kStageBytes + scale_bytes",
     ),
     Mutant(
         "split: both warpgroups take the first columns",

@@ -18,7 +18,7 @@ struct Arrivals {
         u64* word = ctx.template own<kWords>() + ctx.params.rank;
         // All together advance the upper half by one, with the last arrival.
         const u64 part = hw::block_idx() == 0 ? (u64(1) << 32) - (count - 1) : 1;
-        if (hw::lane_idx() == 0) hw::add_release_sys(word, part);
+        if (hw::lane_idx() == 0) hw::add_release<scope<kConfig>()>(word, part);
     }
 
     // Warps of every CTA, exactly one of the first CTA with `tells`. All ranks must have the same message. False when
@@ -47,12 +47,18 @@ struct Arrivals {
     }
 
 private:
+    // What one rank alone has written it reads alone.
+    template <MegaMoeConfig kConfig>
+    static DM_DEVICE constexpr hw::Scope scope() {
+        return kConfig.num_ranks == 1 ? hw::Scope::Gpu : hw::Scope::Sys;
+    }
+
     template <MegaMoeConfig kConfig>
     static DM_DEVICE bool wait_rank(const Context<kConfig>& ctx, WaitSite site, u32 rank, u32 message) {
         const u32 epoch = ctx.epoch();
         u64 word = 0;
         const bool ok =
-            wait_word<hw::Scope::Sys>(ctx, site, rank, ctx.template own<kWords>() + rank, [&word, epoch](u64 seen) {
+            wait_word<scope<kConfig>()>(ctx, site, rank, ctx.template own<kWords>() + rank, [&word, epoch](u64 seen) {
                 word = seen;
                 return u32(seen >> 32) == epoch;
             });

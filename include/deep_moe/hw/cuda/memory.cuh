@@ -112,8 +112,12 @@ DM_DEVICE u64 atomic_cas_relaxed_sys(u64* p, u64 expected, u64 desired) {
 DM_DEVICE void add_release_gpu(u32* p, u32 value) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
-DM_DEVICE void add_release_sys(u64* p, u64 value) {
-    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+template <Scope kScope>
+DM_DEVICE void add_release(u64* p, u64 value) {
+    if constexpr (kScope == Scope::Gpu)
+        asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+    else
+        asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
 // Orders this thread's generic accesses before its later async-proxy ones (bulk copies, TMA, wgmma), both ways.

@@ -99,8 +99,9 @@ DM_DEVICE u64 atomic_cas_relaxed_sys(u64* p, u64 expected, u64 desired) {
 DM_DEVICE void add_release_gpu(u32* p, u32 value) {
     emu_rmw<u32>(p, emu::Rmw::Add, 0, value, emu_global(emu::Order::Release, Scope::Gpu));
 }
-DM_DEVICE void add_release_sys(u64* p, u64 value) {
-    emu_rmw<u64>(p, emu::Rmw::Add, 0, value, emu_global(emu::Order::Release, Scope::Sys));
+template <Scope kScope>
+DM_DEVICE void add_release(u64* p, u64 value) {
+    emu_rmw<u64>(p, emu::Rmw::Add, 0, value, emu_global(emu::Order::Release, kScope));
 }
 
 // Orders this thread's generic accesses before its later async-proxy ones (bulk copies, TMA, wgmma), both ways.
