@@ -65,12 +65,6 @@ PIPELINE = (
     Mutant("barriers: task_empty forgets LoadA", "kernels/context.h", "1 + kNumMathWarps", "kNumMathWarps"),
     Mutant("barriers: not fenced before use", "kernels/context.h", "        hw::fence_mbarrier_init();\n", ""),
     Mutant("epoch: of the last launch", "kernels/context.h", "->epoch) + 1", "->epoch)"),
-    Mutant(
-        "state: what an abandoned launch has left is worked with",
-        "kernels/context.h",
-        "header->abort) != 0)",
-        "header->abort) == 1)",
-    ),
     Mutant("state: not published to the block", "kernels/sm90_fp8.cuh", "    hw::sync_block();\n", ""),
     # Order
     Mutant(
