@@ -35,7 +35,7 @@ class Geometry:
 SMALL_RING = dict(ring_rows=512, lag_blocks=2, unit_blocks=2)
 
 GEOMETRIES = {
-    # one model on 1, 2, 4 and 8 ranks; max_tokens above the 64-row class except on 4 ranks
+    # one model on 1, 2, 4 and 8 ranks; max_tokens above the class of 64-row tiles except on 4 ranks
     "main-1": Geometry(1, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=512),
     "main-2": Geometry(2, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=256),
     "main-4": Geometry(4, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64),

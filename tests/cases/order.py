@@ -91,13 +91,13 @@ def test_tiles_of_more_k_blocks_than_stages(worlds, seed):
     """
     world = worlds("long-k")
     for inputs in (
-        world.inputs([64, 33], seed=seed),
-        world.inputs([64, 64], world.routing.to_expert(1), seed=seed),
+        world.inputs([57, 33], seed=seed),
+        world.inputs([57, 57], world.routing.to_expert(1), seed=seed),
         world.inputs([0, 1], seed=seed),
     ):
         tall, small = (
             world.run(lambda rank, bound=bound, inputs=inputs: rank.call(inputs[rank.group.rank()], bound), seed=seed)
-            for bound in (None, 64)
+            for bound in (None, world.problem.bound_classes(2)[0])
         )
         for ours, theirs in zip(tall, small, strict=True):
             assert testing.same_bits(ours.y, theirs.y) and testing.same_bits(ours.stats, theirs.stats)
@@ -161,7 +161,8 @@ def failed_launches(device, launch) -> list[str]:
 
 def test_bounds_of_different_classes_are_an_error_on_all_ranks(device):
     """The class travels with the counts; a difference is a MismatchError everywhere, not a hang."""
-    for message in failed_launches(device, lambda rank, y: rank.mega(y, bound=(64, 200)[rank.group.rank()])):
+    bounds = GEOMETRIES["small"].problem().bound_classes(2)
+    for message in failed_launches(device, lambda rank, y: rank.mega(y, bound=bounds[rank.group.rank()])):
         assert message.startswith("MismatchError") and "num_tokens_bound" in message
 
 

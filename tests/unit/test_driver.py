@@ -107,7 +107,8 @@ def test_a_mega_launch(run):
     """)
     launch = only(lines, "launch")
     assert len(launch) == 1 and not only(lines, "wait", "record")
-    # may overlap the kernel before it; in the context of device 1, though none was current; the first word of the parameters is peers[0]
+    # in the context of device 1, though none was current; may overlap the kernel before it; the first word of the
+    # parameters is peers[0]
     assert launch[0].startswith("launch context 101 grid 66,1,1 block 384,1,1 shared ")
     assert launch[0].endswith("stream a1 attributes 1 first 100000")
     maps = only(lines, "map")
