@@ -85,3 +85,26 @@ def test_launches_behind_an_abandoned_one_do_nothing():
         assert torch.equal(rank.buffer.field("send_counts"), counted)
 
     assert outcomes_of(unusable, unusable.inputs(COUNTS), launch)[0].startswith("PeerTimeout: ")
+
+
+def test_a_launch_behind_an_abandoned_one_is_not_complete():
+    """Though all arrivals are there, which the abandoned one may have had too: they are of the same epoch."""
+    unusable = world()
+    inputs = unusable.inputs([20, 30])
+
+    def launch(rank, y):
+        rank.mega(y)
+        rank.group.barrier()
+        testing.poison(y)
+        before = y.clone()
+        header = rank.buffer.field("header").flatten()
+        offset = next(offset for name, offset, _ in _C.header_fields() if name == "epoch")
+        epoch = header[offset : offset + 4].view(torch.int32)
+        rank.buffer.field("done_flags").fill_((int(epoch) + 1) << 32)
+        rank.buffer._backend._abort.value = _C.abort_record(_C.AbortCode.Timeout, _C.WaitSite.DoneFlag, 0, 1)
+        rank.group.barrier()
+        replay(rank, y, 1)
+        assert testing.same_bits(y, before) and int(epoch) == 1
+
+    outcomes = outcomes_of(unusable, inputs, launch, weak_memory=False)
+    assert all(outcome.startswith("PeerTimeout: ") for outcome in outcomes)

@@ -126,7 +126,8 @@ private:
         Combine<kConfig> combine(ctx, hw::block_idx() * kNumMathWarps + math_warp, hw::grid_dim() * kNumMathWarps);
         const bool complete = Done::wait(ctx, WaitSite::DoneFlag, first_cta && math_warp == 0);
         ctx.trace.lap(TraceKind::WaitDone);
-        if (!complete) return;
+        // An abandoned launch may have all arrivals, and those behind it work in the same epoch.
+        if (!complete || ctx.warp_aborted()) return;
 
         // This rank's CTAs have all arrived, so they have read the epoch.
         if (first_cta && math_warp == 0 && hw::lane_idx() == 0)
