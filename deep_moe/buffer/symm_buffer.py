@@ -153,8 +153,12 @@ class SymmBuffer:
         rows of y need not be those of the last `stage`.
         """
         self._staged_tokens = None
-        offset = next(offset for name, offset, _ in _C.header_fields() if name == "num_tokens")
-        return self.field("header").view(-1)[offset : offset + 4].view(torch.int32).view(())
+        return self._header_word("num_tokens")
+
+    def _header_word(self, name: str) -> Tensor:
+        """int32 scalar: a word of this rank's header."""
+        begin, end = next((offset, offset + size) for field, offset, size in _C.header_fields() if field == name)
+        return self.field("header").view(-1)[begin:end].view(torch.int32).view(())
 
     def variant_of(self, num_tokens_bound: int | None) -> int:
         """Index of the bound class, as in `problem.bound_classes`. None: the last."""
