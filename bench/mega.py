@@ -11,8 +11,9 @@ checked against `deep_moe.reference` before anything is timed; a wrong one ends 
 medians, the slowest rank's. "floor" is max(weights / bandwidth, flops / peak, wire) with ceilings measured at the start
 (roofline.py). "exp" are the experts whose weights the busiest rank reads; the inputs are drawn so that it is the
 expected number (routing.py). "padded" is the work of the busiest rank: its experts' rows, each rounded up to 64 as
-kernels do, over the real rows of the average rank. With --routing zipf the n-th most popular expert is chosen in
-proportion to 1 / n, and a layer that is limited by the tensor cores should take as much longer as "padded" grows.
+kernels do (those of 8-row tiles: to 8), over the real rows of the average rank. With --routing zipf the n-th most
+popular expert is chosen in proportion to 1 / n, and a layer that is limited by the tensor cores should take as much
+longer as "padded" grows.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from timing import ColdTimer, Ranks, captured, host_us
 from tracing import TracedLaunches
 
 import deep_moe
-from deep_moe import _C, reference, testing
+from deep_moe import reference, testing
 
 TOKENS = "0,1,8,16,32,64,128,256,512,1024,2048,4096,8192"
 ERROR_BAR = {"zero-mean": 5e-3, "mean-0.3": 5e-3, "same-sign": 3e-3}
@@ -89,14 +90,16 @@ class Truth:
         }
 
 
-def padded_work(topk_idx_of_ranks: list[torch.Tensor], num_experts: int) -> float:
-    """Rows that the busiest rank multiplies, over the real rows of the average rank; 1 without rows.
+HALF_TILE = 64  # rows; a last block of so few is half a 128-row tile
 
-    Those of an expert are rounded up to 64 with both tile heights: a last block of so few is half a 128-row tile.
-    """
+
+def padded_work(topk_idx_of_ranks: list[torch.Tensor], num_experts: int, block_m: int) -> float:
+    """Rows that the busiest rank multiplies in tiles of `block_m`, over the real rows of the average rank; 1 without
+    rows. Those of an expert are rounded up to a whole tile or HALF_TILE."""
     ids = torch.cat([idx.flatten() for idx in topk_idx_of_ranks])
     rows = torch.bincount(ids[ids >= 0], minlength=num_experts)
-    filled = -(-rows // _C.kMinBlockM) * _C.kMinBlockM
+    step = min(block_m, HALF_TILE)
+    filled = -(-rows // step) * step
     busiest = int(filled.view(len(topk_idx_of_ranks), -1).sum(1).max())
     return busiest * len(topk_idx_of_ranks) / int(rows.sum()) if rows.any() else 1.0
 
@@ -196,7 +199,7 @@ class Bench:
             "block_m": self.configs[bound].block_m,
             "routing": self.args.routing,
             "touched": touched,
-            "padded": padded_work(ids, self.problem.num_experts),
+            "padded": padded_work(ids, self.problem.num_experts, self.configs[bound].block_m),
             "us": us,
             "graph_us": times["graph_us"],
             "stage_us": times["stage_us"],

@@ -60,6 +60,9 @@ void bind_config_methods(py::class_<MegaMoeConfig>& cls) {
     cls.def_property_readonly("l2_k_blocks", &MegaMoeConfig::l2_k_blocks);
     cls.def_property_readonly("l1_n_tiles", &MegaMoeConfig::l1_n_tiles);
     cls.def_property_readonly("l2_n_tiles", &MegaMoeConfig::l2_n_tiles);
+    cls.def_property_readonly("l1_weight_tiles", &MegaMoeConfig::l1_weight_tiles);
+    cls.def_property_readonly("l2_weight_tiles", &MegaMoeConfig::l2_weight_tiles);
+    cls.def_property_readonly("swaps_operands", &MegaMoeConfig::swaps_operands);
     cls.def_property_readonly("padded_intermediate", &MegaMoeConfig::padded_intermediate);
     cls.def_property_readonly("max_recv_rows", &MegaMoeConfig::max_recv_rows);
     cls.def_property_readonly("max_blocks", &MegaMoeConfig::max_blocks);
@@ -95,7 +98,7 @@ void bind_config(py::module_& m) {
     DM_CONSTANT(kBlockK);
     DM_CONSTANT(kBlockN);
     DM_CONSTANT(kScaleGroup);
-    DM_CONSTANT(kMinBlockM);
+    DM_CONSTANT(kSwappedBlockM);
     DM_CONSTANT(kNumMathWarpgroups);
     DM_CONSTANT(kNumMathWarps);
     DM_CONSTANT(kNumThreads);

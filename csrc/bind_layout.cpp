@@ -22,6 +22,7 @@ using FieldTuple = std::tuple<std::string, std::string, std::tuple<u64, u64, u64
 const char* dtype_name(Dtype dtype) {
     switch (dtype) {
         case Dtype::U8: return "u8";
+        case Dtype::U16: return "u16";
         case Dtype::E4m3: return "e4m3";
         case Dtype::Bf16: return "bf16";
         case Dtype::I32: return "i32";

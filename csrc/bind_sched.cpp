@@ -15,11 +15,19 @@ namespace {
 // (phase 1 or 2, expert, row block, tile of N, valid rows, ring slot)
 using Task = std::tuple<u32, u32, u32, u32, u32, u32>;
 
+struct AllExperts {
+    const std::vector<u32>& received;
+
+    u32 count() const { return u32(received.size()); }
+    u32 id(u32 i) const { return i; }
+    u32 rows(u32 i) const { return received[i]; }
+};
+
 std::vector<Task> task_order(const MegaMoeConfig& config, const std::vector<u32>& expert_rows, u32 num_sms, u32 cta) {
     if (const char* error = config_error(config)) throw std::invalid_argument(error);
     if (expert_rows.size() != config.experts_per_rank())
         throw std::invalid_argument("expert_rows needs one count per local expert");
-    TaskOrder order(config, [&](u32 expert) { return expert_rows[expert]; });
+    TaskOrder order(config, AllExperts{expert_rows});
     std::vector<Task> tasks;
     for (TileTask t = order.first(cta); t.kind != TaskKind::End; t = order.next(num_sms))
         tasks.emplace_back(t.kind == TaskKind::L1 ? 1 : 2, t.expert, t.block, t.n_tile, t.rows, t.ring_slot);

@@ -54,6 +54,21 @@ GEOMETRIES = {
         max_tokens=200,
         overrides=dict(ring_rows=512, lag_blocks=2, unit_blocks=1),
     ),
+    # 8-row tiles through a ring of 16 blocks, and the same model in 64-row tiles; no size is a multiple of a tile
+    "wrap-8": Geometry(
+        2,
+        experts=4,
+        topk=2,
+        hidden=704,
+        intermediate=400,
+        max_tokens=64,
+        overrides=dict(block_m=8, ring_rows=128, lag_blocks=2, unit_blocks=2),
+    ),
+    "wrap-64": Geometry(
+        2, experts=4, topk=2, hidden=704, intermediate=400, max_tokens=64, overrides=SMALL_RING | dict(block_m=64)
+    ),
+    # one rank with bounds on both sides of 256 entries, up to which it routes in every CTA; all tile heights
+    "lone": Geometry(1, experts=4, topk=1, hidden=320, intermediate=144, max_tokens=300),
     # main-4 with kernels that trace, with room for a small layer
     "traced": Geometry(
         4, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64, overrides=dict(trace_events=128)

@@ -170,6 +170,12 @@ class World:
     def on_emulator(self) -> bool:
         return self.device == "cpu"
 
+    def bound_of(self, block_m: int) -> int:
+        """The largest published bound whose kernel has tiles of so many rows."""
+        problem, ranks = self.problem, self.num_ranks
+        variants = zip(problem.bound_classes(ranks), problem.configs(ranks), strict=True)
+        return max(bound for bound, config in variants if config.block_m == block_m)
+
     def inputs(
         self,
         counts: Sequence[int],

@@ -2,7 +2,8 @@
 the reference or the statistics notice it.
 
 A mutant is built and run in a process of its own, which it may hang or crash. The suite is a list of cases, cheapest
-first: each is a few layers back to back on two ranks, so that the ranks drift apart, and runs under several seeds.
+first: each is a few layers back to back, mostly on two ranks, so that the ranks drift apart, and runs under several
+seeds.
 """
 
 import dataclasses
@@ -34,14 +35,14 @@ WAIT_SECONDS = 0.2  # of emulated time: waits for other CTAs and ranks in a live
 class Layer(NamedTuple):
     """One call on all ranks: tokens per rank, the name of a pattern of `Routing`, and what that takes."""
 
-    counts: tuple[int, int]
+    counts: tuple[int, ...]
     pattern: str
     target: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Layers that follow each other without a host synchronisation, on one buffer of two ranks."""
+    """Layers that follow each other without a host synchronisation, on one buffer."""
 
     name: str
     block_m: int
@@ -52,9 +53,10 @@ class Case:
     ring_blocks: int = 2  # it wraps
     clamp: float | None = None
     num_sms: int = 2
+    num_ranks: int = 2
 
     def problem(self) -> deep_moe.Problem:
-        """With one bound class, so that a case builds one mega kernel."""
+        """With one tile height, and every call in the last bound class, so that a case builds one mega kernel."""
         return deep_moe.Problem(
             num_experts=self.experts,
             num_topk=4,
@@ -77,8 +79,28 @@ FULL_TILES = (
     Layer((0, 9), "with_holes"),
     Layer((40, 36), "to_rank", 1),  # about 150 rows for either of its experts: a full tile of 128 and less than a half
 )
+LONE_LAYERS = (  # up to 256 entries, which is 64 tokens, a lone rank routes in every CTA
+    Layer((64,), "duplicates"),
+    Layer((9,), "with_holes"),
+    Layer((70,), "random"),
+    Layer((64,), "random"),
+    Layer((64,), "random"),
+)
 CASES = (
     Case("64-row tiles", 64, LAYERS),
+    # L2 tiles of two stages, the second of which holds one K block; a ring that wraps, in the last layer for one block.
+    Case("8-row tiles", 8, (*LAYERS, Layer((33, 0), "to_expert", 3)), intermediate=528, ring_blocks=16, clamp=0.4),
+    # L2 tiles of 7 stages, one more than the pipeline has.
+    Case(
+        "8-row tiles, long L2 tiles",
+        8,
+        (Layer((6, 3), "random"),),
+        experts=4,
+        hidden=128,
+        intermediate=3216,
+        ring_blocks=16,
+    ),
+    Case("8-row tiles, one rank", 8, LONE_LAYERS, experts=40, ring_blocks=16, num_ranks=1),
     # Only the ring of tasks holds the scheduler back, and every CTA has counters to clear.
     Case("many experts, one K block", 64, LAYERS[::-1], experts=80, hidden=128, intermediate=64, ring_blocks=48),
     Case("64-row tiles, clamp", 64, LAYERS[1:2], clamp=0.4),
@@ -99,7 +121,7 @@ class Caught(AssertionError):
 # Of the headers that this process compiles.
 @functools.cache
 def _world(case: Case) -> testing.World:
-    return testing.World(case.problem(), num_ranks=2, num_sms=case.num_sms)
+    return testing.World(case.problem(), case.num_ranks, num_sms=case.num_sms)
 
 
 @functools.cache

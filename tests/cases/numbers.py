@@ -144,7 +144,11 @@ def test_same_bits_on_1_2_4_and_8_ranks(worlds, wanted_ranks):
         world = worlds(f"main-{ranks}")
         inputs = main_inputs(world, 64)
         for bound in {64, world.problem.max_tokens_per_rank}:
-            seen[ranks, bound] = all_tokens(world.call_and_check(inputs, bound=bound))
+            results = world.call_and_check(inputs, bound=bound)
+            seen[ranks, bound] = all_tokens(results)
+        few = [take(given, slice(4)) for given in inputs]
+        for result, whole in zip(world.call(few, bound=4), results, strict=True):
+            assert testing.same_bits(result.y, whole.y[:4]), f"{ranks} ranks: 8-row tiles differ"
     first = next(iter(seen))
     for key, y in seen.items():
         assert testing.same_bits(y, seen[first]), f"(ranks, bound) {key} differs from {first}"
@@ -158,7 +162,7 @@ def test_same_bits_twice_and_in_any_batch(worlds):
     assert testing.same_bits(y, all_tokens(world.call(inputs, seed=1)))
     for token in (0, 1, 300, 511):
         alone = [take(inputs[0], slice(token, token + 1))]
-        for bound in (1, None):
+        for bound in (1, 64, None):  # tiles of 8, 64 and 128 rows
             assert testing.same_bits(world.call(alone, bound=bound)[0].y[0], y[token])
 
 

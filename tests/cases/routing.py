@@ -29,15 +29,22 @@ def test_every_ordered_pair_of_counts(worlds, first):
 @pytest.mark.parametrize("first, second", list(itertools.product((0, 1, 33, 57), repeat=2)))
 def test_counts_within_the_small_class(worlds, first, second):
     world = worlds("small")
-    small, _ = world.problem.bound_classes(2)
-    assert small == 57
-    world.call_and_check(world.inputs([first, second]), bound=small)
+    assert world.problem.bound_classes(2) == (16, 57, 200)
+    world.call_and_check(world.inputs([first, second]), bound=57)
 
 
+def test_counts_within_the_first_class(worlds):
+    """Tiles of 8 rows."""
+    world = worlds("small")
+    for first, second in itertools.product((0, 1, 8, 9, 16), repeat=2):
+        world.call_and_check(world.inputs([first, second], seed=first), bound=16, seed=second)
+
+
+@pytest.mark.parametrize("block_m", [8, 64])
 @pytest.mark.parametrize("name", ["main-1", "main-2", "main-4", "main-8"])
-def test_random_routing_with_different_counts(worlds, name, seed):
+def test_random_routing_with_different_counts(worlds, name, block_m, seed):
     world = worlds(name)
-    bound = world.problem.bound_classes(world.num_ranks)[0]
+    bound = world.bound_of(block_m)
     counts = [(17 * rank + 40 * (rank % 2) + 5) % (min(bound, 64) + 1) for rank in range(world.num_ranks)]
     world.call_and_check(world.inputs(counts, seed=seed), bound=bound, seed=seed)
 
@@ -93,6 +100,8 @@ def test_lopsided_routing(worlds, name, pattern):
     if pattern == "one row per expert":
         assert (world.expected_stats(inputs) == 1).all()
     world.call_and_check(inputs)
+    few = world.inputs([4] * world.num_ranks, patterns(world.routing)[pattern])
+    world.call_and_check(few, bound=4)  # of the 8-row tiles
 
 
 def test_an_expert_with_129_rows(worlds):
@@ -106,23 +115,24 @@ def test_an_expert_with_129_rows(worlds):
     world.call_and_check(world.inputs([65, 64], world.routing.to_expert(1)))
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 17, 31, 32, 33, 56, 57, 63, 64, 65, 72, 73, 96, 97, 112])
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 56, 57, 63, 64, 65, 72, 73, 96, 97, 112])
 def test_a_hot_expert_at_every_threshold(worlds, rows):
-    """4: boxes of 8 rows, half and whole blocks of 64 and 128, one row more and less; from both ranks."""
+    """4: boxes and blocks of 8 rows, half and whole blocks of 64 and 128, one row more and less; from both ranks."""
     world = worlds("small")
-    small, largest = world.problem.bound_classes(world.num_ranks)
-    inputs = world.inputs([rows - rows // 2, rows // 2], world.routing.to_expert(1), seed=rows)
+    counts = [rows - rows // 2, rows // 2]
+    inputs = world.inputs(counts, world.routing.to_expert(1), seed=rows)
     assert world.expected_stats(inputs).flatten().tolist() == [0, rows]
-    for bound in (small, largest):
-        world.call_and_check(inputs, bound=bound)
+    for bound in world.problem.bound_classes(world.num_ranks):
+        if bound >= max(counts):
+            world.call_and_check(inputs, bound=bound)
 
 
-@pytest.mark.parametrize("tokens", [8, 9, 33, 55])
+@pytest.mark.parametrize("tokens", [2, 3, 4, 8, 9, 33, 55])
 def test_a_hot_rank_at_thresholds(worlds, tokens):
     """4: every token of every rank goes to the experts of one rank."""
     world = worlds("main-4")
     inputs = world.inputs([tokens, 0, tokens, 1], world.routing.to_rank(2), seed=tokens)
-    world.call_and_check(inputs)
+    world.call_and_check(inputs, bound=4 if tokens <= 4 else None)  # 4: 8-row tiles
 
 
 def test_padding_rows_with_real_ids_change_nothing(worlds):

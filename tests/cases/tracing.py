@@ -41,7 +41,7 @@ def test_the_result_has_the_same_bits(worlds, traced):
 def test_every_tile_appears_once_per_role(traced):
     """The schedule's tiles, in every phase of the work of loaders and math warpgroups; and every row is pulled."""
     inputs = traced.inputs(COUNTS)
-    config = traced.problem.configs(traced.num_ranks)[0]
+    config = traced.problem.configs(traced.num_ranks)[-1]
     rows_of_ranks = traced.expected_stats(inputs)
     for one, rows in zip(traced_call(traced, inputs), rows_of_ranks.tolist(), strict=True):
         assert one.dropped == 0
@@ -83,7 +83,7 @@ def test_spans_follow_each_other(traced):
 
 def test_what_does_not_fit_is_counted(traced):
     """More rows than spans that a dispatch warp can record: nothing else is disturbed."""
-    room = traced.problem.configs(traced.num_ranks)[0].trace_events
+    room = traced.problem.configs(traced.num_ranks)[-1].trace_events
     inputs = traced.inputs([64] * 4, traced.routing.to_rank(1))
     small, large, *_ = traced_call(traced, inputs)
     assert small.dropped == 0

@@ -57,7 +57,7 @@ def machine_code(cubin: bytes) -> bytes:
     raise AssertionError("no code")
 
 
-@pytest.mark.parametrize("variant", [0, 1])
+@pytest.mark.parametrize("variant", [0, 1, 2])
 def test_off_is_free(variant):
     source = source_of(configs(0)[variant])
     compiler = compiler_for(ARCH)
@@ -65,7 +65,7 @@ def test_off_is_free(variant):
     assert len(off) > 10000 and off == stripped
 
 
-@pytest.mark.parametrize("variant", [0, 1])
+@pytest.mark.parametrize("variant", [0, 1, 2])
 def test_on_compiles(variant):
     """With WGMMAs that still overlap, and a little spilling: a traced launch is somewhat slower."""
     binary, log = compiler_for(ARCH).compile(source_of(configs(trace.EVENTS)[variant]), ARCH)

@@ -1,5 +1,6 @@
 """A launch that is abandoned in its middle, wherever that is: every rank ends."""
 
+import functools
 import threading
 import time
 
@@ -11,17 +12,19 @@ from geometries import GEOMETRIES
 import deep_moe
 from deep_moe import _C, testing
 
-COUNTS = [256, 100]
+COUNTS = (256, 100)
+MIDDLES = [("ring", COUNTS, part, schedule) for part in (0.2, 0.4, 0.6, 0.8) for schedule in range(4)]
+MIDDLES += [("wrap-8", (60, 40), part, 0) for part in (0.3, 0.6)]  # 8-row tiles
 
 
-def world() -> testing.World:
-    return testing.World(GEOMETRIES["ring"].problem(), 2, "cpu", num_sms=3)
+def world(name: str = "ring") -> testing.World:
+    return testing.World(GEOMETRIES[name].problem(), 2, "cpu", num_sms=3)
 
 
-@pytest.fixture(scope="module")
-def call_seconds():
-    timed = world()
-    inputs = timed.inputs(COUNTS)
+@functools.cache
+def call_seconds(name: str, counts: tuple[int, int]) -> float:
+    timed = world(name)
+    inputs = timed.inputs(counts)
     timed.call(inputs)
     start = time.perf_counter()
     timed.call(inputs)
@@ -45,18 +48,18 @@ def launch_and_replay(rank, y) -> None:
         replay(rank, y, 2)
 
 
-@pytest.mark.parametrize("part", [0.2, 0.4, 0.6, 0.8])
-@pytest.mark.parametrize("schedule", range(4))
-def test_an_abort_in_the_middle(call_seconds, part, schedule):
+@pytest.mark.parametrize("name, counts, part, schedule", MIDDLES)
+def test_an_abort_in_the_middle(name, counts, part, schedule):
     """What an abandoned tile did not store is not announced: nobody takes what lies there (poison) for rows. What an
     abandoned launch has counted is not counted upon by those behind it."""
-    abandoned = world()
+    seconds = part * call_seconds(name, counts)
+    abandoned = world(name)
     abandoned.poison()
-    inputs = abandoned.inputs(COUNTS)
+    inputs = abandoned.inputs(counts)
     record = _C.abort_record(_C.AbortCode.Timeout, _C.WaitSite.L1Done, 0, 7)
 
     def abort():
-        time.sleep(part * call_seconds)
+        time.sleep(seconds)
         for rank in abandoned.ranks:
             rank.buffer._backend._abort.value = record
 

@@ -10,7 +10,9 @@ def blocks_of(rows: list[int], block_m: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name, bound", [("main-2", 64), ("main-2", None), ("small", 57), ("small", None), ("768x1152", None)]
+    "name, bound",
+    [("main-2", 4), ("main-2", 64), ("main-2", None), ("small", 16), ("small", 57), ("small", None)]
+    + [("long-k", 8), ("768x1152", None)],
 )
 def test_instructions_and_copies_of_a_launch(worlds, name, bound):
     """Every row is copied once, every block meets every weight tile once, and nothing is done for empty experts."""
@@ -29,16 +31,20 @@ def test_instructions_and_copies_of_a_launch(worlds, name, bound):
 
     for rank, counts in enumerate(world.run(body)):
         blocks = blocks_of(rows[rank], config.block_m)
-        l1 = -(-2 * problem.intermediate // 256) * -(-problem.hidden // 128)
-        l2 = -(-problem.hidden // 256) * -(-problem.intermediate // 128)
-        stages = len(blocks) * (l1 + l2)  # steps of 128 of K
-        wgmma_rows = sum(-(-n // 64) * 64 for n in blocks)  # a block of at most 64 rows costs half
-        assert counts["macs"] == wgmma_rows * (l1 + l2) * 256 * 128
-        assert counts["wgmma"] == counts["macs"] // (64 * 128 * 32)
-        box_rows = 8 if config.block_m == 64 else 64  # in which a block is loaded that is at most half full
+        swapped = config.block_m == 8
+        # L2 tiles with swapped operands are 64 weight rows wide, and a stage holds 4 K blocks of them.
+        l2_rows, stage_blocks = (64, 4) if swapped else (256, 1)
+        l1_tiles, l1_k = -(-2 * problem.intermediate // 256), -(-problem.hidden // 128)
+        l2_tiles, l2_k = -(-problem.hidden // l2_rows), -(-problem.intermediate // 128)
+        steps = l1_tiles * l1_k + l2_tiles * l2_k  # of 128 of K, of the tiles of a block
+        step_rows = 8 if swapped else 64  # a block of at most 64 rows costs half of one of 128
+        wgmma_rows = sum(-(-n // step_rows) * step_rows for n in blocks)
+        assert counts["macs"] == wgmma_rows * (l1_tiles * l1_k * 256 + l2_tiles * l2_k * l2_rows) * 128
+        assert counts["wgmma"] == counts["macs"] // (64 * (8 if swapped else 128) * 32)
+        box_rows = 64 if config.block_m == 128 else 8  # in which a block is loaded that is at most half full
         loads = sum(-(-n // box_rows) if n <= config.block_m // 2 else 1 for n in blocks)  # of activations
-        assert counts["tma_loads"] == loads * (l1 + l2)
-        tiles = len(blocks) * -(-2 * problem.intermediate // 256) + len(blocks) * -(-problem.hidden // 256)
-        # Weights and activation scales of every stage, weight scales of every tile; pulled rows.
-        assert counts["bulk_loads"] == 2 * stages + tiles + sum(rows[rank])
+        stages = l1_tiles * l1_k + l2_tiles * -(-l2_k // stage_blocks)
+        assert counts["tma_loads"] == loads * stages
+        # Weights of every K block, activation scales of every stage, weight scales of every tile; pulled rows.
+        assert counts["bulk_loads"] == len(blocks) * (steps + stages + l1_tiles + l2_tiles) + sum(rows[rank])
         assert counts["bulk_stores"] == sum(rows[rank])

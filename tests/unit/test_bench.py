@@ -81,18 +81,20 @@ def test_unknown_shapes_are_named(shapes):
 
 
 @pytest.mark.parametrize(
-    "ids, padded",
+    "ids, padded, padded_to_8",
     [
-        ([[[0, 1]], [[2, 3]]], 64.0),  # every row fills a block of its own
-        ([[[0, 0]] * 64, [[-1, -1]] * 64], 2.0),  # all rows on one of two ranks
-        ([[[0, 1]] * 64, [[2, 3]] * 64], 1.0),
-        ([[[0, 1]] * 65, [[2, 3]] * 63], 256 / 128),
-        ([[[-1, -1]], [[-1, -1]]], 1.0),
+        ([[[0, 1]], [[2, 3]]], 64.0, 8.0),  # every row fills a block of its own
+        ([[[0, 0]] * 64, [[-1, -1]] * 64], 2.0, 2.0),  # all rows on one of two ranks
+        ([[[0, 1]] * 64, [[2, 3]] * 64], 1.0, 1.0),
+        ([[[0, 1]] * 65, [[2, 3]] * 63], 256 / 128, 144 / 128),
+        ([[[-1, -1]], [[-1, -1]]], 1.0, 1.0),
     ],
 )
-def test_padded_work_of_the_busiest_rank(mega, ids, padded):
+def test_padded_work_of_the_busiest_rank(mega, ids, padded, padded_to_8):
     """4 experts on 2 ranks."""
-    assert mega.padded_work([torch.tensor(each) for each in ids], 4) == padded
+    ids = [torch.tensor(each) for each in ids]
+    assert mega.padded_work(ids, 4, 64) == mega.padded_work(ids, 4, 128) == padded
+    assert mega.padded_work(ids, 4, 8) == padded_to_8
 
 
 class OneRank:
@@ -124,7 +126,7 @@ def test_inputs_follow_the_routing(mega):
     assert torch.equal(uniform.x, zipf.x)
     for inputs in (uniform, zipf):
         assert inputs.topk_weights.shape == (4096, 4) and (inputs.topk_weights > 0).all()
-    assert mega.padded_work([uniform.topk_idx], 32) < 1.1
+    assert mega.padded_work([uniform.topk_idx], 32, 64) < 1.1
     assert uniform.topk_idx.flatten().bincount().max() < 600 < 2000 < zipf.topk_idx.flatten().bincount().max()
 
 
@@ -205,8 +207,8 @@ def test_candidates_of_a_sweep(sweep):
     settings = {"block_m": [64, 96], "lag_blocks": [8, 16]}
     found = sweep.candidates(FLASH, settings, 1, left_out.append)
     assert [each.name for each in found] == ["default", "block_m=64 lag_blocks=8", "block_m=64 lag_blocks=16"]
-    assert len(left_out) == 2 and "block_m=96 lag_blocks=8 left out: block_m must be 64 or 128" in left_out[0]
-    assert [found[1].config_of(tokens, 1).bound_class for tokens in (0, 296, 297, 8192)] == [0, 0, 1, 1]
+    assert len(left_out) == 2 and "block_m=96 lag_blocks=8 left out: block_m must be 8, 64 or 128" in left_out[0]
+    assert [found[1].config_of(tokens, 1).bound_class for tokens in (0, 2, 3, 296, 297, 8192)] == [0, 0, 1, 1, 2, 2]
     assert [each.name for each in sweep.candidates(FLASH, {}, 1, left_out.append)] == ["default"]
     for settings, words in (
         ({"block": [64]}, "'block'; allowed: .*block_m"),

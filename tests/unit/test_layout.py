@@ -8,7 +8,7 @@ from deep_moe import _C, Problem
 from deep_moe.cli.presets import load_presets
 from deep_moe.jit.paths import include_dir
 
-DTYPE_BYTES = {"u8": 1, "e4m3": 1, "bf16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}
+DTYPE_BYTES = {"u8": 1, "u16": 2, "e4m3": 1, "bf16": 2, "i32": 4, "u32": 4, "u64": 8, "f32": 4}
 ODD = Problem(num_experts=24, num_topk=3, hidden=192, intermediate=80, max_tokens_per_rank=130)
 
 
@@ -105,7 +105,7 @@ def test_tensor_maps_stay_inside_what_they_describe():
 
 def test_row_permutations():
     for config in CONFIGS:
-        l1_rows, l2_rows = config.l1_n_tiles * _C.kBlockN, config.l2_n_tiles * _C.kBlockN
+        l1_rows, l2_rows = config.l1_weight_tiles * _C.kBlockN, config.l2_weight_tiles * _C.kBlockN
         assert 0 <= l1_rows - 2 * config.intermediate < _C.kBlockN and 0 <= l2_rows - config.hidden < _C.kBlockN
         rows = [_C.l1_row_of(channel, up) for channel in range(l1_rows // 2) for up in (False, True)]
         assert sorted(rows) == list(range(l1_rows))
@@ -116,8 +116,20 @@ def test_weights_of_an_expert_are_whole_blocks():
     for config in CONFIGS:
         l1_k, l2_k = config.l1_k_blocks * _C.kBlockK, config.l2_k_blocks * _C.kBlockK
         assert 0 <= l1_k - config.hidden < _C.kBlockK and 0 <= l2_k - config.intermediate < _C.kBlockK
-        assert _C.l1_weight_bytes(config) == config.l1_n_tiles * _C.kBlockN * l1_k
-        assert _C.l2_weight_bytes(config) == config.l2_n_tiles * _C.kBlockN * l2_k
+        assert _C.l1_weight_bytes(config) == config.l1_weight_tiles * _C.kBlockN * l1_k
+        assert _C.l2_weight_bytes(config) == config.l2_weight_tiles * _C.kBlockN * l2_k
+
+
+def test_tiles_of_the_order_cover_the_weight_tiles():
+    """One for one; with swapped operands an L2 tile is a quarter of a weight tile, and padding makes none."""
+    assert {config.block_m for config in CONFIGS} == {8, 64, 128}
+    for config in CONFIGS:
+        assert config.l1_n_tiles == config.l1_weight_tiles
+        if config.block_m != _C.kSwappedBlockM:
+            assert config.l2_n_tiles == config.l2_weight_tiles
+            continue
+        assert config.l2_n_tiles * 64 == config.hidden
+        assert -(-config.l2_n_tiles // 4) == config.l2_weight_tiles
 
 
 @pytest.mark.parametrize("tiles, k_blocks", [(1, 1), (2, 3), (3, 2)])
@@ -152,6 +164,18 @@ def test_a_lane_holds_adjacent_channels():
             assert found == accumulator_rows(quad_lane, l2)
 
 
+def test_four_lanes_of_swapped_operands_hold_adjacent_channels():
+    """The rows of the wgmma are weight rows then: a lane has row r and r + 8, and the lane four further the next."""
+    l1_gates = {_C.l1_row_of(channel, False): channel for channel in range(128)}
+    l2 = {_C.l2_row_of(channel): channel for channel in range(256)}
+    for first in range(0, 256, 16):
+        for row in range(first, first + 8, 2):
+            assert l1_gates[row] % 2 == 0 and l1_gates[row + 1] == l1_gates[row] + 1
+            assert _C.l1_row_of(l1_gates[row], True) == row + 8
+            four = [l2[each] for each in (row, row + 1, row + 8, row + 9)]
+            assert four[0] % 4 == 0 and four == list(range(four[0], four[0] + 4))
+
+
 def test_scale_blocks_hold_whole_groups():
     """A record scales 128 gate, 128 up or 128 l2 rows, wherever their channels lie."""
     for channel in range(0, 1024):
@@ -177,6 +201,12 @@ def test_config_is_a_value():
         _C.Config(hiden=3)
 
 
+def compile_check(tmp_path, lines: list[str]) -> None:
+    source = tmp_path / "check.cpp"
+    source.write_text("\n".join(lines))
+    subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{include_dir()}", str(source)], check=True)
+
+
 def test_compiler_and_host_agree(tmp_path):
     """The literal of a configuration means the same to the compiler that builds kernels."""
     lines = ['#include "deep_moe/layout/buffer.h"', '#include "deep_moe/layout/smem.h"', "using namespace deep_moe;"]
@@ -185,6 +215,12 @@ def test_compiler_and_host_agree(tmp_path):
         lines.append(f"static_assert(buffer_bytes({text}) == {_C.buffer_bytes(config)}ull);")
         lines.append(f"static_assert(buffer_layout_hash({text}) == {_C.buffer_layout_hash(config)}ull);")
         lines.append(f"static_assert(smem_bytes({text}) == {_C.smem_bytes(config)});")
-    source = tmp_path / "check.cpp"
-    source.write_text("\n".join(lines))
-    subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{include_dir()}", str(source)], check=True)
+    compile_check(tmp_path, lines)
+
+
+def test_channels_of_rows_are_inverse_to_rows_of_channels(tmp_path):
+    channels = 2048  # several tiles
+    condition = "l1_channel_of(l1_row_of(c, false)) == c && l2_channel_of(l2_row_of(c)) == c"
+    loop = f"for (u32 c = 0; c < {channels}; ++c) if (!({condition})) return false; return true;"
+    lines = ['#include "deep_moe/layout/weights.h"', "using namespace deep_moe;", f"static_assert([] {{ {loop} }}());"]
+    compile_check(tmp_path, lines)

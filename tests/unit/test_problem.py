@@ -73,26 +73,43 @@ def fits_64_rows(problem: Problem, ranks: int, tokens: int) -> bool:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
 def test_small_class_ends_where_64_rows_are_enough_for_most_experts(ranks):
     problem = Problem(**FLASH)
-    small, largest = problem.bound_classes(ranks)
-    assert largest == problem.max_tokens_per_rank
+    few, small, largest = problem.bound_classes(ranks)
+    assert few * problem.num_topk == 12 and largest == problem.max_tokens_per_rank  # of at most 16 pairs
     assert fits_64_rows(problem, ranks, small) and not fits_64_rows(problem, ranks, small + 1)
-    assert [config.block_m for config in problem.configs(ranks)] == [64, 128]
-    assert [config.bound_class for config in problem.configs(ranks)] == [0, 1]
+    assert [config.block_m for config in problem.configs(ranks)] == [8, 64, 128]
+    assert [config.bound_class for config in problem.configs(ranks)] == [0, 1, 2]
 
 
-def test_one_class_where_one_is_enough():
+@pytest.mark.parametrize("topk, few", [(1, 16), (2, 8), (5, 3), (8, 2), (9, 1), (16, 1)])
+def test_first_class_ends_at_16_pairs_of_token_and_slot(topk, few):
+    """For any number of ranks; where one token has more, at one token."""
+    problem = Problem(**{**FLASH, "num_topk": topk})
+    for ranks in (1, 8, 64):
+        assert problem.bound_classes(ranks)[0] == few
+        first, *others = [config.block_m for config in problem.configs(ranks)]
+        assert first == 8 and others and 8 not in others
+
+
+@pytest.mark.parametrize("most, bounds, tiles", [(1, (1,), [8]), (2, (2,), [8]), (3, (2, 3), [8, 64])])
+def test_no_more_classes_than_are_needed(most, bounds, tiles):
+    small = Problem(**{**FLASH, "max_tokens_per_rank": most})
+    assert small.bound_classes(8) == bounds
+    assert [config.block_m for config in small.configs(8)] == tiles
+
+
+def test_two_classes_where_two_are_enough():
     small = Problem(**{**FLASH, "max_tokens_per_rank": 300})
-    assert small.bound_classes(8) == (300,)
-    assert [config.block_m for config in small.configs(8)] == [64]
+    assert small.bound_classes(8) == (2, 300)
+    assert [config.block_m for config in small.configs(8)] == [8, 64]
     crowded = Problem(num_experts=2, num_topk=16, hidden=64, intermediate=16, max_tokens_per_rank=100)
-    assert crowded.bound_classes(2) == (4, 100)
+    assert crowded.bound_classes(2) == (1, 4, 100)
 
 
-def test_one_class_just_above_64_rows():
-    """A second class for some rows more is not worth a kernel: they cost 64-row tiles less than other tiles would."""
+def test_two_classes_just_above_64_rows():
+    """A class for some rows more is not worth a kernel: they cost 64-row tiles less than other tiles would."""
     nearly = Problem(**{**FLASH, "max_tokens_per_rank": 345})
-    assert nearly.bound_classes(8) == (345,)
-    assert [config.block_m for config in nearly.configs(8)] == [64]
+    assert nearly.bound_classes(8) == (2, 345)
+    assert [config.block_m for config in nearly.configs(8)] == [8, 64]
 
 
 # (hidden, intermediate, top-k, experts of the one rank, block_m) -> µs of whole layers by tokens, one H200, mega.py.
@@ -101,7 +118,10 @@ MEASURED_US = {
     # 512: 453 and 477 with two draws of the routing, of which an expert expects just a full tile
     (7168, 2048, 8, 32, 128): {128: 360, 256: 376, 512: 465, 2048: 1277, 8192: 5020},
     (7168, 3072, 6, 48, 128): {256: 759, 512: 794, 2048: 1565, 8192: 5681},
-    (4096, 2048, 6, 32, 64): {0: 10.9, 1: 67, 8: 172, 32: 204, 64: 209, 128: 213, 256: 219, 341: 231},
+    (4096, 2048, 6, 32, 8): {0: 8.4, 1: 60, 2: 92},
+    (7168, 2048, 8, 32, 8): {1: 111},
+    (7168, 3072, 6, 48, 8): {1: 120},
+    (4096, 2048, 6, 32, 64): {1: 67, 8: 172, 32: 204, 64: 209, 128: 213, 256: 219, 341: 231},
     (7168, 2048, 8, 32, 64): {1: 109, 8: 305, 64: 342, 128: 354, 256: 382, 512: 535},
     (7168, 3072, 6, 48, 64): {1: 127, 8: 483, 128: 731, 256: 748, 512: 851},
 }
@@ -121,7 +141,7 @@ def test_the_cost_model_explains_what_was_measured(layer, tokens):
     assert sm90.expected_us(config, tokens) == pytest.approx(MEASURED_US[layer][tokens], rel=0.15)
 
 
-@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize("block_m", [8, 64, 128])
 def test_the_cost_model_by_proportion(block_m):
     """More tokens never cost less; ranks that bring their tokens and experts along cost the same."""
     one = Problem(**{**FLASH, "num_experts": 32}, overrides=dict(block_m=block_m)).configs(1)[0]
@@ -137,22 +157,23 @@ def test_what_the_cost_model_chooses_for_every_preset(preset):
     """As measured: 64-row tiles while most experts receive at most 64 rows. A change here is to be measured again."""
     problem = preset.problem()
     for ranks in (ranks for ranks in range(1, 73) if problem.num_experts % ranks == 0):
-        small, largest = problem.bound_classes(ranks)
+        few, small, largest = problem.bound_classes(ranks)
+        assert few == max(1, 16 // problem.num_topk) < small
         assert fits_64_rows(problem, ranks, small) and not fits_64_rows(problem, ranks, small + 1)
         assert largest == 8192
         fields = [
             (config.block_m, config.lag_blocks, config.unit_blocks, config.ring_rows)
             for config in problem.configs(ranks)
         ]
-        assert fields == [(64, 48, 8, 6144), (128, 24, 8, 6144)], ranks
+        assert fields == [(8, 48, 8, 6144), (64, 48, 8, 6144), (128, 24, 8, 6144)], ranks
 
 
 @pytest.mark.parametrize(
     "table, us, classes",
     [
-        ("READ_PART", 0.5, (8192,)),  # slow readers never win
-        ("K_BLOCK_US", 0.1, (8192,)),  # fast multipliers always do
-        ("K_BLOCK_US", 0.42, (612, 8192)),  # in between, two blocks of 64 rows still do
+        ("READ_PART", 0.5, (2, 8192)),  # slow readers never win
+        ("K_BLOCK_US", 0.1, (2, 8192)),  # fast multipliers always do
+        ("K_BLOCK_US", 0.42, (2, 612, 8192)),  # in between, two blocks of 64 rows still do
     ],
 )
 def test_bounds_follow_from_the_scores(monkeypatch, table, us, classes):
@@ -191,7 +212,9 @@ def test_overrides_reach_the_configs():
 def test_what_overrides_bring_along():
     """A tile its order, an order its ring."""
     tall = Problem(**FLASH, overrides=dict(block_m=128)).configs(2)
-    assert [(config.block_m, config.lag_blocks) for config in tall] == [(128, 24), (128, 24)]
+    assert [(config.block_m, config.lag_blocks) for config in tall] == [(128, 24)] * 3
+    flat = Problem(**FLASH, overrides=dict(block_m=8)).configs(2)
+    assert [(config.block_m, config.ring_blocks) for config in flat] == [(8, 80)] * 3  # the lag and three units
     for config in Problem(**FLASH, overrides=dict(lag_blocks=100, unit_blocks=3)).configs(2):
         assert (config.lag_blocks, config.unit_blocks, config.ring_rows) == (100, 3, 109 * 128)
 
@@ -204,7 +227,7 @@ def test_wrong_overrides_are_named(field, value):
 
 
 def test_overrides_that_make_no_configuration():
-    with pytest.raises(ValueError, match="block_m must be 64 or 128"):
+    with pytest.raises(ValueError, match="block_m must be 8, 64 or 128"):
         Problem(**FLASH, overrides=dict(block_m=96)).configs(2)
 
 

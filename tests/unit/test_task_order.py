@@ -13,7 +13,7 @@ import pytest
 
 from deep_moe import _C
 
-HIDDEN, INTERMEDIATE, L1_TILES, L2_TILES = 768, 256, 2, 3
+HIDDEN, INTERMEDIATE, L1_TILES, L2_TILES = 768, 256, 2, 3  # of 256 weight rows; 8-row blocks have 12 L2 tiles of 64
 
 
 def make_config(
@@ -27,7 +27,7 @@ def make_config(
         hidden=HIDDEN,
         intermediate=INTERMEDIATE,
         max_tokens_per_rank=4096,
-        ring_rows=ring_blocks * block_m,
+        ring_rows=-(-ring_blocks * block_m // 128) * 128,
         block_m=block_m,
         lag_blocks=lag,
         unit_blocks=unit,
@@ -48,7 +48,8 @@ SHAPES = [(4, 1, 2), (4, 2, 2), (6, 3, 4), (8, 4, 2), (40, 24, 8), (64, 1, 8)]  
 
 def check_order(config: _C.Config, rows: list[int]) -> None:
     tasks = _C.task_order(config, rows)
-    ring = config.ring_rows // config.block_m
+    ring = config.ring_blocks
+    assert (config.l1_n_tiles, config.l2_n_tiles) == (L1_TILES, 12 if config.block_m == 8 else L2_TILES)
 
     # Exactly the tiles that the rows ask for, each once.
     expected, block, block_rows = set(), 0, []
@@ -56,7 +57,7 @@ def check_order(config: _C.Config, rows: list[int]) -> None:
         for first in range(0, count, config.block_m):
             valid = min(config.block_m, count - first)
             expected |= {(1, expert, block, n, valid, block % ring) for n in range(L1_TILES)}
-            expected |= {(2, expert, block, n, valid, block % ring) for n in range(L2_TILES)}
+            expected |= {(2, expert, block, n, valid, block % ring) for n in range(config.l2_n_tiles)}
             block_rows.append(valid)
             block += 1
     assert len(tasks) == len(expected)
@@ -75,7 +76,7 @@ def check_order(config: _C.Config, rows: list[int]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize("block_m", [8, 64, 128])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_order_of_known_routings(shape, routing, block_m, num_ranks):
     ring, lag, unit = shape
@@ -92,6 +93,7 @@ def test_order_of_random_routings():
         rows = [rng.choice([0, 1, 63, 64, 65, rng.randint(0, 1500)]) for _ in range(local)]
         for num_ranks in (1, 3):
             check_order(make_config(local, ring, lag, unit, num_ranks=num_ranks), rows)
+        check_order(make_config(local, ring, lag, unit, block_m=8), [n // 8 for n in rows])
 
 
 @pytest.mark.parametrize("num_sms", [1, 2, 3, 7, 132])
@@ -147,6 +149,15 @@ def test_units_alternate_only_where_the_ring_has_room(ring, interleaved):
     assert (alone != shared) == interleaved and sorted(alone) == sorted(shared)
 
 
+def test_units_of_swapped_operands_never_alternate():
+    """8-row blocks: their 12 L2 tiles on 2 ranks would alternate with L1 tiles, but the weights are what counts."""
+    rows = [8 * 40]
+    alone, shared = (_C.task_order(make_config(1, 16, 8, 4, 8, ranks), rows) for ranks in (1, 2))
+    assert alone == shared
+    phases = [task[0] for task in shared]
+    assert phases[: 8 * L1_TILES + 4 * 12] == [1] * 8 * L1_TILES + [2] * 4 * 12  # the lag, then a unit of L2
+
+
 @pytest.mark.parametrize(
     ("ring", "lag", "unit"),
     [(4, 4, 4), (8, 8, 2)],
@@ -180,7 +191,7 @@ class Simulation:
 
     def __init__(self, config: _C.Config, rows: list[int], num_ctas: int, timing: Timing, order=_C.task_order):
         self.timing = timing
-        self.ring_blocks = config.ring_rows // config.block_m
+        self.config = config
         self.block_rows = [min(config.block_m, n - first) for n in rows for first in range(0, n, config.block_m)]
         self.stored = {(phase, b): [] for phase in (1, 2) for b in range(len(self.block_rows))}  # times, by tile
         self.arrived: list[float] = []  # time of each block's last row
@@ -205,7 +216,8 @@ class Simulation:
         """Pulls the rows up to this block's last."""
         while len(self.arrived) <= block:
             b = len(self.arrived)
-            slot_free = self.all_stored(2, b - self.ring_blocks, tiles=L2_TILES) if b >= self.ring_blocks else 0.0
+            ring, l2_tiles = self.config.ring_blocks, self.config.l2_n_tiles
+            slot_free = self.all_stored(2, b - ring, tiles=l2_tiles) if b >= ring else 0.0
             last = 0.0
             for _ in range(self.block_rows[b]):
                 warp = self.pulled_rows % len(self.pull_warps)
@@ -238,10 +250,10 @@ def test_dynamic_places_finish_for_any_timing():
     rng = random.Random(1)
     for _ in range(400):
         unit, lag, num_ctas = rng.randint(1, 8), rng.randint(1, 24), rng.choice([1, 2, 3, 7, 60, 132])
-        block_m = rng.choice([64, 128])
+        block_m = rng.choice([8, 64, 128])
         ring = lag + unit - 1 + rng.choice([0, 0, 1, 9]) + rng.choice([0, unit])
         ring += ring % 2 if block_m == 64 else 0
-        rows = random_rows(rng, rng.randint(1, 5000))
+        rows = random_rows(rng, rng.randint(1, 5000 if block_m > 8 else 800))
         config = make_config(len(rows), ring, lag, unit, block_m, num_ranks=rng.choice([1, 2]))
         tile_cost = [rng.choice([1, 1, 1, 0.1, 20]) for _ in range(num_ctas)]
         row_cost = rng.choice([0.001, 0.1, 3])

@@ -87,8 +87,8 @@ def test_scale_records_are_where_the_kernel_reads_them():
     l1, l2 = deep_moe.transform_weights(ODD, weights.gate_up, weights.down)
     config = ODD.configs(1)[0]
     for part, tiles, k_blocks in (
-        (l1, config.l1_n_tiles, config.l1_k_blocks),
-        (l2, config.l2_n_tiles, config.l2_k_blocks),
+        (l1, config.l1_weight_tiles, config.l1_k_blocks),
+        (l2, config.l2_weight_tiles, config.l2_k_blocks),
     ):
         assert part.scales.shape == (3, tiles, _C.scale_records(k_blocks), _C.kWeightScaleRecord)
     assert l1.scales[0, ..., 0].numel() == _C.l1_scale_records(config)

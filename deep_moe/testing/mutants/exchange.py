@@ -18,8 +18,8 @@ EXCHANGE = (
     Mutant(
         "route: places not reserved after counting",
         "comm/route.h",
-        "(next + expert, 1); });\n        hw::sync_warp();",
-        "(next + expert, 1); });",
+        "(next + expert, 1);\n        });\n        hw::sync_warp();",
+        "(next + expert, 1);\n        });",
     ),
     Mutant(
         "route: does not wait for the other CTAs' counts",
@@ -101,6 +101,75 @@ EXCHANGE = (
         "comm/receive.h",
         "hw::load(ctx.params.recv_stats + e) + i32(rows)",
         "i32(rows)",
+    ),
+    Mutant(
+        "receive: the list of experts begins one too late",
+        "comm/receive.h",
+        "below = (1u << hw::lane_idx()) - 1",
+        "below = (2u << hw::lane_idx()) - 1",
+    ),
+    Mutant(
+        "receive: the first 32 experts' places in the list again",
+        "comm/receive.h",
+        "            touched += hw::popcount(with_rows);\n",
+        "            touched = hw::popcount(with_rows);\n",
+    ),
+    Mutant(
+        "receive: row blocks of one lane",
+        "comm/receive.h",
+        "blocks += hw::shfl_xor(blocks, mask);",
+        "hw::shfl_xor(blocks, mask);",
+    ),
+    Mutant(
+        "receive: half of the used blocks are told to the next launch",
+        "comm/receive.h",
+        "(ctx.epoch() & 1), blocks)",
+        "(ctx.epoch() & 1), blocks / 2)",
+    ),
+    Mutant(
+        "receive: used blocks of the other bank",
+        "comm/receive.h",
+        "blocks_used + (ctx.epoch() & 1)",
+        "blocks_used + (ctx.epoch() + 1 & 1)",
+    ),
+    # One rank alone
+    Mutant(
+        "lone rank: counts before they are zeroed",
+        "comm/lone_rank.h",
+        "hw::store_shared(rows + e, 0u);\n        hw::sync_warp();",
+        "hw::store_shared(rows + e, 0u);",
+    ),
+    Mutant(
+        "lone rank: lists before all lanes have counted",
+        "comm/lone_rank.h",
+        "        hw::sync_warp();\n        ctx.trace",
+        "        ctx.trace",
+    ),
+    Mutant("lone rank: holes counted", "comm/lone_rank.h", "if (expert < kExperts) hw::", "hw::"),
+    Mutant(
+        "lone rank: always the first entry of 32",
+        "comm/lone_rank.h",
+        "            for (; row > 0; --row) found &= found - 1;\n",
+        "",
+    ),
+    Mutant("lone rank: entries of the first 32 again", "comm/lone_rank.h", "return base + hw::", "return hw::"),
+    Mutant(
+        "lone rank: more entries than there is room for",
+        "comm/lone_rank.h",
+        "entries_of(ctx) <= kMaxLoneEntries",
+        "entries_of(ctx) <= 2 * kMaxLoneEntries",
+    ),
+    Mutant(
+        "lone rank: no count arrival",
+        "comm/lone_rank.h",
+        "if (hw::block_idx() == 0) Arrivals",
+        "if (false) Arrivals",
+    ),
+    Mutant(
+        "lone rank: every CTA arrives",
+        "comm/lone_rank.h",
+        "if (hw::block_idx() == 0) Arrivals",
+        "Arrivals",
     ),
     Mutant(
         "pull: no proxy fence before reading staged rows",
@@ -193,7 +262,6 @@ EXCHANGE = (
         "roles/dispatch.h",
         "hw::fence_proxy_async();  // where",
         "// where",
-        survives="LoadA's proxy fence of the first tile lies on the way already; only LoadA loads where routing worked",
     ),
     Mutant(
         "dispatch: counts published before all lanes have written",

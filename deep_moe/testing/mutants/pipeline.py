@@ -76,7 +76,7 @@ PIPELINE = (
     Mutant(
         "order: units alternate on a ring without room for it",
         "layout/config.h",
-        " && ring_blocks() >= lag_blocks + 2 * unit_blocks - 1;",
+        " &&\n               ring_blocks() >= lag_blocks + 2 * unit_blocks - 1;",
         ";",
     ),
     Mutant(
@@ -105,7 +105,7 @@ PIPELINE = (
         "",
         2,
     ),
-    Mutant("loadB: scales not expected", "roles/load.h", "kWeightBlockBytes + scale_bytes", "kWeightBlockBytes"),
+    Mutant("loadB: scales not expected", "roles/load.h", "count * part_bytes + scale_bytes", "count * part_bytes"),
     Mutant(
         "loadB: scales of the next tile overwrite this one's",
         "layout/smem.h",
@@ -119,7 +119,7 @@ PIPELINE = (
         "rows * kBlockK + scale_bytes",
         "rows * kBlockK + scale_bytes + 16",
     ),
-    Mutant("loadA: the next box on top of the last", "roles/load.h", "tile + row * kBlockK,", "tile,"),
+    Mutant("loadA: the next box on top of the last", "roles/load.h", "to + row * kBlockK,", "to,"),
     Mutant("loadA: the first box again", "roles/load.h", "column, first_row + row, full", "column, first_row, full"),
     Mutant(
         "loadA: rows beyond whole boxes",
@@ -140,6 +140,27 @@ PIPELINE = (
         "hw::load_acquire<hw::Scope::Gpu>(ready_word",
         "hw::load_relaxed<hw::Scope::Gpu>(ready_word",
     ),
+    Mutant(
+        "loadB: the first quarter of a weight tile for all",
+        "roles/load.h",
+        " + task.n_tile % parts * part_bytes;",
+        ";",
+    ),
+    Mutant(
+        "loadB: a weight tile as if it were narrow",
+        "roles/load.h",
+        "from + i * kWeightBlockBytes",
+        "from + i * part_bytes",
+        2,
+    ),
+    Mutant("loadA: the first stage again", "roles/load.h", "first_row, first_kb, full", "first_row, 0, full"),
+    Mutant(
+        "loadA: less expected than a whole stage",
+        "roles/load.h",
+        "parts * rows * kBlockK +",
+        "count * rows * kBlockK +",
+    ),
+    Mutant("loadA: scales of the first K block only", "roles/load.h", "= count * rows * u32(", "= rows * u32("),
     # Places of the order
     Mutant(
         "places: counter of the next launch not cleared",
@@ -192,5 +213,17 @@ PIPELINE = (
     Mutant("announce: relaxed", "roles/load.h", "hw::add_release_gpu(finished", "hw::atomic_add_relaxed_gpu(finished"),
     Mutant("announce: as two tiles", "roles/load.h", "(finished.done, 1)", "(finished.done, 2)"),
     Mutant("announce: again and again", "roles/load.h", "        finished.done = nullptr;\n", ""),
+    Mutant(
+        "announce: no L2 tile",
+        "roles/load.h",
+        "if (ctx.num_blocks() <= kConfig.ring_blocks()) return nullptr;",
+        "return nullptr;",
+    ),
+    Mutant(
+        "announce: no L2 tile where one block has no slot of its own",
+        "roles/load.h",
+        "ctx.num_blocks() <= kConfig.ring_blocks()",
+        "ctx.num_blocks() <= kConfig.ring_blocks() + 1",
+    ),
     Mutant("announce: of the next block", "roles/load.h", "done_word(ctx, task);", "done_word(ctx, task) + 1;"),
 )

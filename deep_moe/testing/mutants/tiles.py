@@ -26,20 +26,20 @@ TILES = (
     ),
     Mutant(
         "math: stage released before all lanes have read scales",
-        "roles/math.h",
-        "        hw::sync_warp();\n        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
-        "        if (hw::lane_idx() == 0) hw::mbarrier_arrive(",
+        "pipe/stages.h",
+        "    hw::sync_warp();\n",
+        "",
     ),
     Mutant(
         "math: tile does not wait for its stage",
         "roles/math.h",
-        "            if (!next_full) wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());\n",
+        "            if (!next_full) wait_full(ctx, stage);\n",
         "",
     ),
     Mutant(
         "math: row meta data loaded before the rows are there",
         "roles/math.h",
-        "        wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());\n        ctx.trace",
+        "        wait_full(ctx, stage);\n        ctx.trace",
         "        ctx.trace",
     ),
     Mutant(
@@ -55,20 +55,20 @@ TILES = (
     Mutant(
         "split: short for any number of rows",
         "layout/config.h",
-        "rows <= kWarpgroupRows ? kWarpgroupRows : block_m",
-        "kWarpgroupRows",
+        "rows <= kWarpgroupRows ? min_of(block_m, kWarpgroupRows) : block_m",
+        "min_of(block_m, kWarpgroupRows)",
     ),
     Mutant(
         "split: short for 72 rows",
         "layout/config.h",
-        "rows <= kWarpgroupRows ? kWarpgroupRows",
-        "rows <= kWarpgroupRows + 8 ? kWarpgroupRows",
+        "rows <= kWarpgroupRows ? min_of(",
+        "rows <= kWarpgroupRows + 8 ? min_of(",
     ),
     Mutant(
         "split: rows of a full block expected for a short one",
         "roles/load.h",
-        "rows * kBlockK + scale_bytes",
-        "kStageBytes + scale_bytes",
+        "parts * rows * kBlockK + scale_bytes",
+        "parts * kBlockBytes + scale_bytes",
     ),
     Mutant(
         "split: both warpgroups take the first columns",
@@ -113,6 +113,94 @@ TILES = (
         "if (first_cta && math_warp == 0 && hw::lane_idx() == 0)",
         "if (math_warp == 0 && hw::lane_idx() == 0)",
     ),
+    # Swapped operands
+    Mutant("swapped: one group of weight rows for both", "roles/swapped_math.h", "p * kNextWeights + k", "k"),
+    Mutant("swapped: rows of a stage's first K block", "roles/swapped_math.h", "(kIsL1 ? 0 : p * kRowBytes) + k", "k"),
+    Mutant(
+        "swapped: K blocks beyond the last",
+        "roles/swapped_math.h",
+        "multiply_stage<kKind, kRest>(",
+        "multiply_stage<kKind, kPieces>(",
+    ),
+    Mutant(
+        "swapped: the last K blocks left out", "roles/swapped_math.h", "constexpr (kRest != 0)", "constexpr (false)"
+    ),
+    Mutant("swapped: scale of the other 128 weight rows", "roles/swapped_math.h", "% 2;  // of", "% 2 ^ 1;  // of"),
+    Mutant("swapped: scale of the gate for up", "roles/swapped_math.h", "(kIsL1 ? i : half)", "(kIsL1 ? 0 : half)"),
+    Mutant(
+        "swapped: scales of the last stage", "roles/swapped_math.h", "weight_scales += kBlocks * ", "weight_scales += "
+    ),
+    Mutant("swapped: no activation scale", "roles/swapped_math.h", "hw::mul(x_sf[i % 2], w_sf[i / 2])", "w_sf[i / 2]"),
+    Mutant("swapped: scales of the other row", "roles/swapped_math.h", "x_sf[i % 2], w_sf", "x_sf[i / 2], w_sf"),
+    Mutant("swapped: first instruction accumulates", "roles/swapped_math.h", "k != 0);", "true);"),
+    Mutant(
+        "swapped: stage released while it is read",
+        "roles/swapped_math.h",
+        "        hw::wgmma_wait<0>();\n        release(ctx, stage);\n",
+        "        release(ctx, stage);\n        hw::wgmma_wait<0>();\n",
+    ),
+    Mutant(
+        "swapped: tile does not wait for its stage",
+        "roles/swapped_math.h",
+        "        if (!is_last && !next_full) wait_full(ctx, stage);\n",
+        "",
+    ),
+    Mutant(
+        "swapped: both warpgroups take the same L2 tiles",
+        "roles/swapped_math.h",
+        "l2_tiles++ % kNumMathWarpgroups == math_warp / 4",
+        "l2_tiles++ % kNumMathWarpgroups == 0",
+    ),
+    Mutant(
+        "swapped: the other warpgroup's tile skipped without waiting",
+        "roles/swapped_math.h",
+        "            wait_full(ctx, stage);  // or",
+        "            // or",
+    ),
+    Mutant(
+        "swapped: the other warpgroup's stages not released",
+        "roles/swapped_math.h",
+        "            release(ctx, stage);\n        }",
+        "        }",
+    ),
+    Mutant(
+        "swapped: maxima not exchanged",
+        "epi/swapped.h",
+        "        exchange_maxima(ctx, thread, amax, barrier);\n",
+        "",
+    ),
+    Mutant(
+        "swapped: maxima exchanged through one bank",
+        "epi/swapped.h",
+        "barrier.meetings % 2 * (kNumMathWarps * kSwappedBlockM)",
+        "0",
+    ),
+    Mutant(
+        "swapped: maxima of one warpgroup",
+        "epi/swapped.h",
+        "warp < kNumMathWarps; ++warp",
+        "warp < kNumMathWarps / 2; ++warp",
+    ),
+    Mutant("swapped: maxima of half the lanes", "epi/swapped.h", "mask < kWarpSize;", "mask < kWarpSize / 2;"),
+    Mutant(
+        "swapped: own rows exchanged",
+        "epi/swapped.h",
+        "takes_second_row() ? of_row[0] : of_row[1], kPartner",
+        "takes_second_row() ? of_row[1] : of_row[0], kPartner",
+    ),
+    Mutant(
+        "swapped: channels of a pair swapped",
+        "epi/swapped.h",
+        "ChannelPair{got, of_row[1]} : ChannelPair{of_row[0], got}",
+        "ChannelPair{of_row[1], got} : ChannelPair{got, of_row[0]}",
+    ),
+    Mutant("swapped: codes of one piece for both", "epi/swapped.h", ">> 8 * p & 0xff", "& 0xff", 2),
+    Mutant(
+        "swapped: both rows of a lane are its first",
+        "epi/swapped.h",
+        "return quad_lane * 2 + r;",
+        "return quad_lane * 2;",
+    ),
     # Epilogues
     Mutant(
         "swiglu: maxima exchanged through one bank",
@@ -140,7 +228,7 @@ TILES = (
     ),
     Mutant(
         "swiglu: weight dropped",
-        "epi/swiglu_quantise.h",
+        "epi/quantise.h",
         "hw::mul(scale.inverse, weight)",
         "scale.inverse",
     ),

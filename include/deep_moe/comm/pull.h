@@ -7,7 +7,7 @@
 // tile that must free the slot could wait for that row.
 #pragma once
 
-#include "deep_moe/comm/wait.h"
+#include "deep_moe/comm/lone_rank.h"
 
 namespace deep_moe {
 
@@ -25,14 +25,12 @@ public:
     DM_DEVICE explicit RowCursor(const Context<kConfig>& ctx) : ctx_(ctx) {
         DM_UNROLL
         for (u32 j = 0; j < kGroups; ++j) list_base_[j] = source_rows_[j] = 0;
-        expert_rows_ = 0;
-        expert_ = ~0u;
     }
 
     // Moves to row `row` (ascending). Warp-collective. False past the last row.
     DM_DEVICE bool seek(u32 row) {
         while (row >= first_row_ + expert_rows_) {
-            if (expert_ + 1 == kConfig.experts_per_rank()) return false;
+            if (next_ == ctx_.num_touched()) return false;
             enter_next_expert();
         }
         position_ = row - first_row_;
@@ -41,8 +39,14 @@ public:
 
     // Warp-collective.
     DM_DEVICE PulledRow locate() const {
-        u32 below = 0;
         PulledRow row{};
+        row.block = first_block_ + position_ / kConfig.block_m;
+        row.row_in_block = position_ % kConfig.block_m;
+        if (LoneRank<kConfig>::applies(ctx_)) {
+            row.entry = LoneRank<kConfig>::entry_of(ctx_, expert_, position_);
+            return row;
+        }
+        u32 below = 0;
         bool found = false;
         DM_UNROLL
         for (u32 j = 0; j < kGroups; ++j) {
@@ -63,8 +67,6 @@ public:
             below = hw::shfl(end, kWarpSize - 1);
         }
         row.entry = hw::load(ctx_.template own<BufferField::SourceLists>() + row.source * u64(kSegment) + row.entry);
-        row.block = first_block_ + position_ / kConfig.block_m;
-        row.row_in_block = position_ % kConfig.block_m;
         return row;
     }
 
@@ -77,7 +79,7 @@ private:
     DM_DEVICE void enter_next_expert() {
         first_row_ += expert_rows_;
         first_block_ += ceil_div(expert_rows_, kConfig.block_m);
-        ++expert_;
+        expert_ = ctx_.touched_expert(next_++);
         expert_rows_ = ctx_.expert_rows(expert_);
         DM_UNROLL
         for (u32 j = 0; j < kGroups; ++j) {
@@ -93,7 +95,7 @@ private:
     }
 
     const Context<kConfig>& ctx_;
-    u32 expert_, expert_rows_;
+    u32 next_ = 0, expert_ = 0, expert_rows_ = 0;  // next_: in the list of touched experts
     u32 first_row_ = 0, first_block_ = 0;
     u32 position_ = 0;
     u32 source_rows_[kGroups], list_base_[kGroups];

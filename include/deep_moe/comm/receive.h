@@ -25,11 +25,35 @@ struct Receive {
                 rows += hw::load(counts + source * kLocal + e);
                 hw::store_shared(ctx.recv_rows(source, e), rows);
             }
-            if (hw::block_idx() == 0 && ctx.params.recv_stats != nullptr)
-                hw::store(ctx.params.recv_stats + e, hw::load(ctx.params.recv_stats + e) + i32(rows));
         }
+        hw::sync_warp();
+        list_experts(ctx);
         ctx.trace.lap(TraceKind::Receive);
         return true;
+    }
+
+    // Once recv_rows are there: which experts have rows, and what the first CTA passes on for the whole rank.
+    static DM_DEVICE void list_experts(const Context<kConfig>& ctx) {
+        u16* list = ctx.template shared<SmemField::Touched, u16>();
+        u32 touched = 0, blocks = 0;
+        DM_NO_UNROLL
+        for (u32 base = 0; base < kLocal; base += kWarpSize) {
+            const u32 e = base + hw::lane_idx();
+            const u32 rows = e < kLocal ? ctx.expert_rows(e) : 0;
+            const u32 with_rows = hw::ballot(rows != 0), below = (1u << hw::lane_idx()) - 1;
+            if (rows != 0) hw::store_shared(list + touched + hw::popcount(with_rows & below), u16(e));
+            touched += hw::popcount(with_rows);
+            blocks += ceil_div(rows, kConfig.block_m);
+            if (rows != 0 && hw::block_idx() == 0 && ctx.params.recv_stats != nullptr)
+                hw::store(ctx.params.recv_stats + e, hw::load(ctx.params.recv_stats + e) + i32(rows));
+        }
+        for (u32 mask = 1; mask < kWarpSize; mask *= 2) blocks += hw::shfl_xor(blocks, mask);
+        if (hw::lane_idx() != 0) return;
+        u32* state = ctx.template shared<SmemField::State, u32>();
+        hw::store_shared(state + 3, touched);
+        hw::store_shared(state + 4, blocks);
+        if (hw::block_idx() == 0)
+            hw::store(ctx.template own<BufferField::Header>()->blocks_used + (ctx.epoch() & 1), blocks);
     }
 };
 

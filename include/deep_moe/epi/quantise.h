@@ -8,6 +8,8 @@
 
 namespace deep_moe {
 
+constexpr float kLargestFloat = 3.402823466e38f;
+
 struct GroupScale {
     float sf;       // what a quantised value is multiplied by to get back
     float inverse;  // what a value is multiplied by before rounding
@@ -17,6 +19,15 @@ DM_DEVICE GroupScale group_scale(float amax) {
     constexpr float kMaxE4m3 = 448.0f, kMinAmax = 1e-10f;
     amax = hw::max(amax, kMinAmax);
     return {hw::div(amax, kMaxE4m3), hw::div(kMaxE4m3, amax)};
+}
+
+// The same for values that still lack the row's top-k weight: it is a factor of all of them and goes into their scale.
+DM_DEVICE GroupScale weighted_group_scale(float amax, float weight) {
+    GroupScale scale = group_scale(hw::mul(amax, hw::abs(weight)));
+    // Finite where the weight is, so that zeros stay zeros.
+    const float limit = hw::max(kLargestFloat, hw::abs(weight));
+    scale.inverse = hw::max_nan(hw::min_nan(hw::mul(scale.inverse, weight), limit), -limit);
+    return scale;
 }
 
 }  // namespace deep_moe

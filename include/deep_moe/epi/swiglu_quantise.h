@@ -11,13 +11,17 @@
 
 namespace deep_moe {
 
-constexpr float kLargestFloat = 3.402823466e38f;
-
 // silu(gate) * up. NaN stays NaN.
 DM_DEVICE float swiglu(float gate, float up) {
     constexpr float kLog2e = 1.4426950408889634f;
     const float sigmoid = hw::rcp_approx(hw::add(1.0f, hw::exp2_approx(hw::mul(gate, -kLog2e))));
     return hw::mul(hw::mul(gate, sigmoid), up);
+}
+
+// NaN stays NaN.
+DM_DEVICE void clamp_pair(float& gate, float& up, float limit) {
+    gate = hw::min_nan(gate, limit);
+    up = hw::max_nan(hw::min_nan(up, limit), -limit);
 }
 
 template <MegaMoeConfig kConfig, TileSplit kSplit>
@@ -27,7 +31,8 @@ struct SwigluQuantise {
 
     // Collective over the math warps.
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
-                              const TileRows& rows, Accumulator<kSplit>& acc, MathBarrier& barrier) {
+                              const TileRows<ThreadTile<kSplit>>& rows, Accumulator<kSplit>& acc,
+                              MathBarrier& barrier) {
         const bool writes = !ctx.warp_aborted();
         float amax[2];
         if (ctx.params.activation_clamp <= kLargestFloat) clamp(acc, ctx.params.activation_clamp);
@@ -35,12 +40,7 @@ struct SwigluQuantise {
         if constexpr (ThreadTile<kSplit>::kByColumns) exchange(ctx, tile, amax, barrier);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
-            // The row's top-k weight is a factor of all its values: it goes into their scale.
-            const float weight = rows.meta[r].weight;
-            GroupScale scale = group_scale(hw::mul(amax[r], hw::abs(weight)));
-            // Finite where the weight is, so that zeros stay zeros.
-            const float limit = hw::max(kLargestFloat, hw::abs(weight));
-            scale.inverse = hw::max_nan(hw::min_nan(hw::mul(scale.inverse, weight), limit), -limit);
+            const GroupScale scale = weighted_group_scale(amax[r], rows.meta[r].weight);
             store_row(ctx, task, tile, acc, r, scale, writes && rows.valid[r]);
         }
     }
@@ -50,17 +50,11 @@ private:
     static constexpr u32 gate_of(u32 i) { return i / 4 * 8 + i % 4; }
     static constexpr u32 up_of(u32 i) { return gate_of(i) + 4; }
 
-    // NaN stays NaN.
     static DM_DEVICE void clamp(Accumulator<kSplit>& acc, float limit) {
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p)
             DM_UNROLL
-            for (u32 i = 0; i < kValues; ++i) {
-                float& gate = acc.sum[p][gate_of(i)];
-                float& up = acc.sum[p][up_of(i)];
-                gate = hw::min_nan(gate, limit);
-                up = hw::max_nan(hw::min_nan(up, limit), -limit);
-            }
+            for (u32 i = 0; i < kValues; ++i) clamp_pair(acc.sum[p][gate_of(i)], acc.sum[p][up_of(i)], limit);
     }
 
     // Replaces the accumulators by activated values (the first half of each piece) and finds the rows' maxima.

@@ -77,6 +77,11 @@ struct Context {
     }
     // From all sources. After counts_ready.
     DM_DEVICE u32 expert_rows(u32 expert) const { return hw::load_shared(recv_rows(kConfig.num_ranks - 1, expert)); }
+    // Local experts that have received rows, ascending. After counts_ready.
+    DM_DEVICE u32 num_touched() const { return hw::load_shared(shared<SmemField::State, u32>() + 3); }
+    // Row blocks of all of them. After counts_ready.
+    DM_DEVICE u32 num_blocks() const { return hw::load_shared(shared<SmemField::State, u32>() + 4); }
+    DM_DEVICE u32 touched_expert(u32 i) const { return hw::load_shared(shared<SmemField::Touched, u16>() + i); }
     // [K blocks][2] of the tile whose place in the ring of kScaleTiles is `slot`.
     DM_DEVICE float* weight_scales(u32 slot) const {
         return shared<SmemField::SfB, float>() + slot * scale_tile_floats(kConfig);
@@ -87,8 +92,13 @@ struct Context {
     static DM_DEVICE u32 k_blocks(TaskKind kind) {
         return kind == TaskKind::L1 ? kConfig.l1_k_blocks() : kConfig.l2_k_blocks();
     }
-    static DM_DEVICE u32 n_tiles(TaskKind kind) {
-        return kind == TaskKind::L1 ? kConfig.l1_n_tiles() : kConfig.l2_n_tiles();
+    // Of a pipeline stage, and the stages of a tile.
+    static DM_DEVICE u32 stage_k_blocks(TaskKind kind) {
+        return kind == TaskKind::L1 ? 1 : kConfig.l2_stage_k_blocks();
+    }
+    static DM_DEVICE u32 k_steps(TaskKind kind) { return ceil_div(k_blocks(kind), stage_k_blocks(kind)); }
+    static DM_DEVICE u32 weight_tiles(TaskKind kind) {
+        return kind == TaskKind::L1 ? kConfig.l1_weight_tiles() : kConfig.l2_weight_tiles();
     }
 
     // Epoch of this launch, read once before the roles part.
@@ -139,6 +149,16 @@ struct Context {
         hw::store_shared(state + 1, hw::load(&header->epoch) + 1);
         hw::store_shared(state + 2, min_of(u32(max_of(staged, 0)), kConfig.max_tokens_per_rank));
     }
+};
+
+// For the order of tiles.
+template <MegaMoeConfig kConfig>
+struct TouchedExperts {
+    const Context<kConfig>& ctx;
+
+    DM_DEVICE u32 count() const { return ctx.num_touched(); }
+    DM_DEVICE u32 id(u32 i) const { return ctx.touched_expert(i); }
+    DM_DEVICE u32 rows(u32 i) const { return ctx.expert_rows(id(i)); }
 };
 
 }  // namespace deep_moe

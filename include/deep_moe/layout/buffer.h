@@ -21,6 +21,7 @@ struct BufferHeader {
     i32 num_tokens;         // written by `stage`, in stream order
     u32 count_arrivals[2];  // CTAs that have added their routing counts; banks alternate by epoch parity
     u32 places_taken[2];    // of the tile order; banks likewise
+    u32 blocks_used[2];     // row blocks, whose counters the next launch clears
 };
 
 enum class BufferField : u32 {

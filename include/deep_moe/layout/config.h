@@ -14,11 +14,11 @@ enum class Activation : u32 { SwiGLU = 0 };
 constexpr u32 kMaxRanks = 72;
 constexpr u32 kMaxExperts = 1024;
 constexpr u32 kMaxTopk = 16;
-constexpr u32 kBlockK = 128;        // bytes (e4m3 elements) of K per pipeline stage = one scale group
-constexpr u32 kBlockN = 256;        // weight rows of a tile; an L1 tile is 128 gate and 128 up rows
-constexpr u32 kScaleGroup = 128;    // channels that share an activation scale, rows and columns of a weight scale
-constexpr u32 kWarpgroupRows = 64;  // that a warpgroup multiplies at a time
-constexpr u32 kMinBlockM = kWarpgroupRows;
+constexpr u32 kBlockK = 128;            // bytes (e4m3 elements) of K per pipeline stage = one scale group
+constexpr u32 kBlockN = 256;            // weight rows of a tile; an L1 tile is 128 gate and 128 up rows
+constexpr u32 kScaleGroup = 128;        // channels that share an activation scale, rows and columns of a weight scale
+constexpr u32 kWarpgroupRows = 64;      // that a warpgroup multiplies at a time
+constexpr u32 kSwappedBlockM = 8;       // the narrowest N of a wgmma
 constexpr u32 kMaxOrderBlocks = 65536;  // of lag and unit: their rows fit 32 bits
 constexpr u32 kNumMathWarpgroups = 2;
 constexpr u32 kNumMathWarps = kNumMathWarpgroups * 4;
@@ -39,7 +39,7 @@ struct MegaMoeConfig {
 
     // Variant: follows from `num_tokens_bound`, which is equal on all ranks.
     u32 bound_class = 0;   // index into the published list of bounds; travels with the counts
-    u32 block_m = 64;      // rows of a tile: 64 or 128
+    u32 block_m = 64;      // rows of a tile: 64 or 128, or 8 with swapped operands
     u32 lag_blocks = 4;    // how many row blocks L2 starts behind L1
     u32 unit_blocks = 4;   // consecutive row blocks of an expert that share weight tiles in L2 cache
     u32 trace_events = 0;  // events that a warp can record (pipe/trace.h); 0: the kernel has no trace code
@@ -49,8 +49,17 @@ struct MegaMoeConfig {
     constexpr u32 experts_per_rank() const { return num_experts / num_ranks; }
     constexpr u32 l1_k_blocks() const { return ceil_div(hidden, kBlockK); }
     constexpr u32 l2_k_blocks() const { return ceil_div(intermediate, kBlockK); }
-    constexpr u32 l1_n_tiles() const { return ceil_div(2 * intermediate, kBlockN); }
-    constexpr u32 l2_n_tiles() const { return ceil_div(hidden, kBlockN); }
+    // Of the weights (layout/weights.h).
+    constexpr u32 l1_weight_tiles() const { return ceil_div(2 * intermediate, kBlockN); }
+    constexpr u32 l2_weight_tiles() const { return ceil_div(hidden, kBlockN); }
+    // The weights are M of the wgmma and the rows its N: few rows then cost little.
+    constexpr bool swaps_operands() const { return block_m == kSwappedBlockM; }
+    // Weight rows of an L2 tile. Where only the weights count, all SMs should have the same share of them: tiles are a
+    // quarter as large, of one warpgroup, and a stage holds four K blocks of one.
+    constexpr u32 l2_block_n() const { return swaps_operands() ? kWarpgroupRows : kBlockN; }
+    constexpr u32 l2_stage_k_blocks() const { return kBlockN / l2_block_n(); }
+    constexpr u32 l1_n_tiles() const { return l1_weight_tiles(); }
+    constexpr u32 l2_n_tiles() const { return ceil_div(hidden, l2_block_n()); }
     constexpr u32 padded_intermediate() const { return align_up(intermediate, kScaleGroup); }
 
     // Ranks may route everything, duplicates included, to one owner.
@@ -58,25 +67,28 @@ struct MegaMoeConfig {
     constexpr u32 max_blocks_of(u32 rows_per_block) const {
         return u32(max_recv_rows() / rows_per_block) + experts_per_rank();
     }
-    constexpr u32 max_blocks() const { return max_blocks_of(kMinBlockM); }
+    constexpr u32 max_blocks() const { return max_blocks_of(kSwappedBlockM); }
     constexpr u32 ring_blocks() const { return ring_rows / block_m; }
     // Whether L1 and L2 units run side by side (sched/task_order.h). The scatter, which sends rows to other ranks at the
     // end of every L2 tile, is then spread over time. Where units have no more L2 tiles than L1 tiles it has time enough,
     // and CTAs that work in the same phase share more in the L2 cache.
     constexpr bool interleaves() const {
-        return num_ranks > 1 && l2_n_tiles() > l1_n_tiles() && ring_blocks() >= lag_blocks + 2 * unit_blocks - 1;
+        return num_ranks > 1 && !swaps_operands() && l2_n_tiles() > l1_n_tiles() &&
+               ring_blocks() >= lag_blocks + 2 * unit_blocks - 1;
     }
     // Rows that are multiplied for a tile of so many valid ones: a short last block of an expert costs half.
-    constexpr u32 tile_rows(u32 rows) const { return rows <= kWarpgroupRows ? kWarpgroupRows : block_m; }
+    constexpr u32 tile_rows(u32 rows) const {
+        return rows <= kWarpgroupRows ? min_of(block_m, kWarpgroupRows) : block_m;
+    }
     // Rows that are loaded for it: the block at once, or in boxes. What lies in the other rows does not matter, but it
     // would have to come from memory, while rows that have just been written are in the L2 cache. The smallest box is a
     // swizzle atom. NOTES: in 128-row kernels, which are bound by the tensor cores, eight boxes a stage cost 2 % of the
     // layer at 1024 tokens.
-    constexpr u32 box_rows() const { return block_m == 64 ? 8 : kWarpgroupRows; }
+    constexpr u32 box_rows() const { return block_m <= 64 ? 8 : kWarpgroupRows; }
     constexpr u32 loaded_rows(u32 rows) const { return rows > block_m / 2 ? block_m : align_up(rows, box_rows()); }
 
-    constexpr u32 math_registers() const { return block_m == 64 ? 184 : 224; }
-    constexpr u32 aux_registers() const { return block_m == 64 ? 136 : 56; }
+    constexpr u32 math_registers() const { return block_m <= 64 ? 184 : 224; }
+    constexpr u32 aux_registers() const { return block_m <= 64 ? 136 : 56; }
 };
 
 // The first rule that a configuration breaks, or nullptr. Python turns it into a ValueError.
@@ -90,7 +102,7 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
     if (c.intermediate < 16 || c.intermediate % 16 != 0) return "intermediate must be a positive multiple of 16";
     if (c.max_tokens_per_rank < 1) return "max_tokens_per_rank must be at least 1";
     if (c.max_recv_rows() > 0x7fffffffull) return "num_ranks * max_tokens_per_rank * num_topk must be below 2^31";
-    if (c.block_m != 64 && c.block_m != 128) return "block_m must be 64 or 128";
+    if (c.block_m != 8 && c.block_m != 64 && c.block_m != 128) return "block_m must be 8, 64 or 128";
     if (c.ring_rows == 0 || c.ring_rows % 128 != 0) return "ring_rows must be a positive multiple of 128";
     if (c.lag_blocks < 1 || c.unit_blocks < 1 || c.lag_blocks > kMaxOrderBlocks || c.unit_blocks > kMaxOrderBlocks)
         return "lag_blocks and unit_blocks must be in 1..65536";

@@ -5,12 +5,13 @@
 
 namespace deep_moe {
 
-enum class Dtype : u32 { U8, E4m3, Bf16, I32, U32, U64, F32 };
+enum class Dtype : u32 { U8, U16, E4m3, Bf16, I32, U32, U64, F32 };
 
 constexpr u32 dtype_bytes(Dtype t) {
     switch (t) {
         case Dtype::U8:
         case Dtype::E4m3: return 1;
+        case Dtype::U16:
         case Dtype::Bf16: return 2;
         case Dtype::U64: return 8;
         default: return 4;

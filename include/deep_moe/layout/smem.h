@@ -11,18 +11,21 @@ constexpr u32 kMaxSmemBytes = 232448;  // 227 KiB: the most a block may use on S
 constexpr u32 kTaskDepth = 4;          // tile entries in flight between the scheduler and its readers
 constexpr u32 kMaxRowBuffers = 2;      // rows in flight per dispatch warp
 constexpr u32 kMaxStages = 8;
+constexpr u32 kMaxLoneEntries = 256;  // that one rank alone routes in every CTA
 
 enum class SmemField : u32 {
-    A,          // [stages][BM][128] activations, 128-byte swizzle
+    A,          // [stages][K blocks][BM][128] activations, 128-byte swizzle
     B,          // [stages][256][128] weights, 128-byte swizzle
-    SfA,        // f32 [stages][BM]
+    SfA,        // f32 [stages][K blocks][BM]
     SfB,        // f32 [tiles][K blocks][2]: the weight scale records of the tiles under way
     RowBuffer,  // [dispatch warps][row buffers][H]: rows on their way from a peer to the pool
     RecvRows,   // u32 [R][E_local]: rows received per local expert from this source and all before it
+    Touched,    // u16 [E_local]: experts that have received rows, ascending
+    Entries,    // u16 [kMaxLoneEntries]: expert of every entry (comm/lone_rank.h)
     Tasks,      // TileTask [kTaskDepth]
-    Amax,       // f32 [2][warpgroups][64]: exchange between the warpgroups that share a scale group
+    Amax,       // f32 [2][warpgroups][64] or [2][warps][8]: exchange between those that share a scale group
     Barriers,   // u64 [kNumBarriers]
-    State,      // u32 [3]: aborted flag, launch epoch, staged tokens
+    State,      // u32 [5]: aborted flag, launch epoch, staged tokens, touched experts, row blocks
     kCount
 };
 
@@ -45,7 +48,7 @@ struct BarrierLayout {
 // Tiles whose weight scales are in shared memory at a time. The scales of a tile overwrite those of the tile so many
 // before, when the loader has been given its first stage: by then that tile must have been multiplied.
 constexpr u32 num_scale_tiles(const MegaMoeConfig& c, u32 stages) {
-    return 1 + ceil_div(stages - 1, min_of(c.l1_k_blocks(), c.l2_k_blocks()));
+    return 1 + ceil_div(stages - 1, min_of(c.l1_k_blocks(), ceil_div(c.l2_k_blocks(), c.l2_stage_k_blocks())));
 }
 // Floats of one of them.
 constexpr u32 scale_tile_floats(const MegaMoeConfig& c) {
@@ -54,18 +57,21 @@ constexpr u32 scale_tile_floats(const MegaMoeConfig& c) {
 
 constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 row_buffers, SmemField field) {
     switch (field) {
-        case SmemField::A: return {"smem_a", Dtype::E4m3, {stages, c.block_m, kBlockK}, 1024};
+        case SmemField::A: return {"smem_a", Dtype::E4m3, {stages, c.l2_stage_k_blocks() * c.block_m, kBlockK}, 1024};
         case SmemField::B: return {"smem_b", Dtype::E4m3, {stages, kBlockN, kBlockK}, 1024};
-        case SmemField::SfA: return {"smem_sf_a", Dtype::F32, {stages, c.block_m, 1}, 128};
+        case SmemField::SfA: return {"smem_sf_a", Dtype::F32, {stages, c.l2_stage_k_blocks() * c.block_m, 1}, 128};
         case SmemField::SfB:
             return {"smem_sf_b", Dtype::F32, {num_scale_tiles(c, stages), scale_tile_floats(c), 1}, 128};
         case SmemField::RowBuffer:
             return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, row_buffers, align_up(c.hidden, 128u)}, 128};
         case SmemField::RecvRows: return {"smem_recv_rows", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
+        case SmemField::Touched: return {"smem_touched", Dtype::U16, {c.experts_per_rank(), 1, 1}, 16};
+        case SmemField::Entries:
+            return {"smem_entries", Dtype::U16, {c.num_ranks == 1 ? kMaxLoneEntries : 0, 1, 1}, 16};
         case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
         case SmemField::Amax: return {"smem_amax", Dtype::F32, {2, kNumMathWarpgroups, 64}, 16};
         case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {BarrierLayout{stages}.count(), 1, 1}, 16};
-        case SmemField::State: return {"smem_state", Dtype::U32, {3, 1, 1}, 16};
+        case SmemField::State: return {"smem_state", Dtype::U32, {5, 1, 1}, 16};
         default: return {"", Dtype::U8, {0, 1, 1}, 1};
     }
 }

@@ -6,7 +6,7 @@
 
 namespace deep_moe {
 
-// A whole row block of a pool, or a box of its rows.
+// A row block of a pool: of a K block (L2Acts with swapped operands: of all K blocks of a stage), whole or a box of rows.
 enum class MapIndex : u32 { L1Acts, L1ActsBox, L2Acts, L2ActsBox, kCount };
 
 // e4m3 elements (1 byte), 128-byte swizzle, zero fill out of bounds. Dimension 0 is the contiguous one.
@@ -25,7 +25,14 @@ constexpr TensorMapSpec tensor_map_spec(const MegaMoeConfig& c, MapIndex map) {
     switch (map) {
         case MapIndex::L1Acts: return pool("l1_acts", c.hidden, c.block_m);
         case MapIndex::L1ActsBox: return pool("l1_acts_box", c.hidden, c.box_rows());
-        case MapIndex::L2Acts: return pool("l2_acts", c.padded_intermediate(), c.block_m);
+        case MapIndex::L2Acts:
+            if (c.swaps_operands())
+                return {"l2_acts",
+                        3,
+                        {kBlockK, c.ring_rows, c.l2_k_blocks()},
+                        {c.padded_intermediate(), kBlockK},
+                        {kBlockK, c.block_m, c.l2_stage_k_blocks()}};
+            return pool("l2_acts", c.padded_intermediate(), c.block_m);
         default: return pool("l2_acts_box", c.padded_intermediate(), c.box_rows());
     }
 }

@@ -26,14 +26,18 @@ constexpr u32 kWeightScaleRecord = 2;  // floats for (256 weight rows, 128 of K)
 // Weight scale records of one tile.
 constexpr u32 scale_records(u32 k_blocks) { return align_up(k_blocks, 2u); }  // 16 bytes: the smallest bulk copy
 // Of one expert's matrix.
-constexpr u64 l1_scale_records(const MegaMoeConfig& c) { return u64(c.l1_n_tiles()) * scale_records(c.l1_k_blocks()); }
-constexpr u64 l2_scale_records(const MegaMoeConfig& c) { return u64(c.l2_n_tiles()) * scale_records(c.l2_k_blocks()); }
+constexpr u64 l1_scale_records(const MegaMoeConfig& c) {
+    return u64(c.l1_weight_tiles()) * scale_records(c.l1_k_blocks());
+}
+constexpr u64 l2_scale_records(const MegaMoeConfig& c) {
+    return u64(c.l2_weight_tiles()) * scale_records(c.l2_k_blocks());
+}
 // Bytes of one expert's matrix.
 constexpr u64 l1_weight_bytes(const MegaMoeConfig& c) {
-    return u64(c.l1_n_tiles()) * c.l1_k_blocks() * kWeightBlockBytes;
+    return u64(c.l1_weight_tiles()) * c.l1_k_blocks() * kWeightBlockBytes;
 }
 constexpr u64 l2_weight_bytes(const MegaMoeConfig& c) {
-    return u64(c.l2_n_tiles()) * c.l2_k_blocks() * kWeightBlockBytes;
+    return u64(c.l2_weight_tiles()) * c.l2_k_blocks() * kWeightBlockBytes;
 }
 
 constexpr u32 kL1GroupChannels = 64;  // a thread of a quad holds 16 of them: 16 bytes of e4m3
@@ -49,6 +53,15 @@ constexpr u32 l1_row_of(u32 channel, bool is_up) {
 constexpr u32 l2_row_of(u32 channel) {
     const u32 group = channel / kL2GroupChannels, quad_lane = channel % kL2GroupChannels / 8, chunk = channel % 8 / 2;
     return group * kL2GroupChannels + chunk * 8 + quad_lane * 2 + channel % 2;
+}
+
+// The inverse: channel of a gate row (the up row of the same channel is 8 further), and of an l2 row.
+constexpr u32 l1_channel_of(u32 gate_row) {
+    return gate_row / (2 * kL1GroupChannels) * kL1GroupChannels + gate_row % 8 / 2 * 16 +
+           gate_row % (2 * kL1GroupChannels) / 16 * 2 + gate_row % 2;
+}
+constexpr u32 l2_channel_of(u32 row) {
+    return row / kL2GroupChannels * kL2GroupChannels + row % 8 / 2 * 8 + row % kL2GroupChannels / 8 * 2 + row % 2;
 }
 
 // Where element (row, k) of an expert's matrix lies in its bytes.

@@ -11,7 +11,7 @@ template <MegaMoeConfig kConfig>
 struct DispatchRole {
     static DM_DEVICE void run(const Context<kConfig>& ctx, u32 warp) {
         if (warp == 0) {
-            const bool ok = !ctx.warp_aborted() && Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
+            const bool ok = !ctx.warp_aborted() && route(ctx);
             if (!ok && hw::lane_idx() == 0) ctx.set_aborted();
             hw::fence_proxy_async();  // where routing worked, stages will be loaded
             hw::sync_warp();
@@ -29,7 +29,10 @@ struct DispatchRole {
         constexpr u32 kLine = 128;
         constexpr u64 kEntryBytes = u64(kConfig.max_tokens_per_rank) * kConfig.num_topk * sizeof(i32);
         const u32 first = hw::lane_idx() * kLine, token = hw::block_idx();
-        if (first < kEntryBytes) hw::prefetch(ctx.template own<BufferField::TopkIdx>() + first / sizeof(i32));
+        if constexpr (kConfig.num_ranks == 1)
+            LoneRank<kConfig>::read_entries(ctx);
+        else if (first < kEntryBytes)
+            hw::prefetch(ctx.template own<BufferField::TopkIdx>() + first / sizeof(i32));
         if (token >= kConfig.max_tokens_per_rank) return;
         const u8* row = ctx.template own<BufferField::X>() + token * u64(kConfig.hidden);
         for (u32 byte = first; byte < kConfig.hidden; byte += kWarpSize * kLine) hw::prefetch(row + byte);
@@ -39,19 +42,27 @@ struct DispatchRole {
     }
 
 private:
+    // Until this CTA knows what will come. False when the launch is to be abandoned.
+    static DM_DEVICE bool route(const Context<kConfig>& ctx) {
+        if (!LoneRank<kConfig>::applies(ctx)) return Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
+        LoneRank<kConfig>::run(ctx);
+        return true;
+    }
+
     // The next launch counts in the bank that the last launch used.
     static DM_DEVICE void clear_other_bank(const Context<kConfig>& ctx) {
         const u32 bank = (ctx.epoch() + 1) & 1, stride = hw::grid_dim() * kWarpSize,
                   begin = hw::block_idx() * kWarpSize + hw::lane_idx();
+        BufferHeader* header = ctx.template own<BufferField::Header>();
+        const u32 used = min_of(hw::load(header->blocks_used + bank), kConfig.max_blocks());
         if (begin == 0) {
-            BufferHeader* header = ctx.template own<BufferField::Header>();
             hw::store(header->count_arrivals + bank, 0u);
             hw::store(header->places_taken + bank, 0u);
         }
         for (u32 e = begin; e < kConfig.num_experts; e += stride)
             hw::store(ctx.template own<BufferField::SendCounts>() + bank * kConfig.num_experts + e, 0u);
         const u64 other = u64(bank) * kConfig.max_blocks();
-        for (u32 i = begin; i < kConfig.max_blocks(); i += stride) {
+        for (u32 i = begin; i < used; i += stride) {
             hw::store(ctx.template own<BufferField::RowsArrived>() + other + i, 0u);
             hw::store(ctx.template own<BufferField::L1Done>() + other + i, 0u);
             hw::store(ctx.template own<BufferField::L2Done>() + other + i, 0u);

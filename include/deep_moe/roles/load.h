@@ -18,24 +18,24 @@ struct LoadBRole {
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
         ctx.trace.lap(TraceKind::WaitCounts);
         if (ctx.aborted()) return tasks.publish(ctx, kEnd);
-        TaskOrder order(kConfig, [&ctx](u32 expert) { return ctx.expert_rows(expert); });
-        u32 place = hw::block_idx();
+        const LoadBRole role(ctx);
+        TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx});
+        u32 place = hw::block_idx(), next = 0;
         TileTask task = order.first(place);
         tasks.publish(ctx, task);
         while (task.kind != TaskKind::End) {
             const TileTask loaded = task;
-            const u32 k_blocks = ctx.k_blocks(loaded.kind);
-            const u32 ask_at = k_blocks - min_of(k_blocks, kAskBefore), turn_at = k_blocks - 1;
-            u32 next = 0;
-            for (u32 kb = 0; kb < k_blocks; ++kb, stage.advance()) {
-                if (kb == ask_at) next = next_place(ctx);
-                if (kb == turn_at) {
+            const u32 steps = ctx.k_steps(loaded.kind);
+            const u32 ask_at = steps - min_of(steps, kAskBefore), turn_at = steps - 1;
+            for (u32 step = 0; step < steps; ++step, stage.advance()) {
+                if (step == ask_at) next = next_place(ctx);
+                if (step == turn_at) {
                     task = ctx.aborted() ? kEnd : order.next(next - place);
                     place = next;
                     tasks.publish(ctx, task);
                 }
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
-                load_stage(ctx, loaded, kb, stage.slot, scales.slot);
+                role.load_stage(ctx, loaded, step, stage.slot, scales.slot);
             }
             scales.advance();
             ctx.trace.lap(TraceKind::Load, loaded);
@@ -45,27 +45,47 @@ struct LoadBRole {
 private:
     // NOTES: the place is asked for as late as its way to memory and back allows. A whole tile earlier the last tiles
     // would go to CTAs that are not ready for them (9 % at 1024 tokens).
-    static constexpr u32 kAskBefore = 3;  // K blocks before the end
+    static constexpr u32 kAskBefore = 3;  // stages before the end
 
     // The next free place in the order.
     static DM_DEVICE u32 next_place(const Context<kConfig>& ctx) {
         return hw::grid_dim() + hw::atomic_add_relaxed_gpu(ctx.places_taken(), 1);
     }
 
-    // A K block of the tile's weights; the first one comes with the scales of all.
-    static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 kb, u32 stage,
-                                     u32 scale_tile) {
+    // Up to so many bytes of weights should not drive other lines out of the L2 cache, most of all dirty ones, which would
+    // have to be written: 2 to 3 us of 60. Of more bytes the hint costs as much (experiments/stream.cu).
+    static constexpr u64 kEvictFirstBytes = 200u << 20;
+
+    bool evict_first_;
+
+    DM_DEVICE explicit LoadBRole(const Context<kConfig>& ctx)
+        : evict_first_(kConfig.swaps_operands() &&
+                       ctx.num_touched() * (l1_weight_bytes(kConfig) + l2_weight_bytes(kConfig)) <= kEvictFirstBytes) {}
+
+    // What a stage holds of the tile's weights; the first one comes with the scales of all.
+    DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 step, u32 stage,
+                              u32 scale_tile) const {
         const bool is_l1 = task.kind == TaskKind::L1;
         const u32 k_blocks = ctx.k_blocks(task.kind), scale_floats = scale_records(k_blocks) * kWeightScaleRecord;
-        const u32 scale_bytes = kb == 0 ? scale_floats * u32(sizeof(float)) : 0;
-        const u64 tile = u64(task.expert) * ctx.n_tiles(task.kind) + task.n_tile;
+        const u32 scale_bytes = step == 0 ? scale_floats * u32(sizeof(float)) : 0;
+        // A narrow tile is a part of the rows of a weight tile, and the stage holds as many K blocks of it.
+        const u32 parts = ctx.stage_k_blocks(task.kind), part_bytes = kWeightBlockBytes / parts;
+        const u64 tile = u64(task.expert) * ctx.weight_tiles(task.kind) + task.n_tile / parts;
+        const u32 first_kb = step * parts, count = min_of(parts, k_blocks - first_kb);
         u64* full = ctx.barrier(ctx.barriers().full(stage));
-        hw::mbarrier_arrive_expect_tx(full, kWeightBlockBytes + scale_bytes);
-        hw::bulk_load(
-            ctx.template shared<SmemField::B, u8>() + stage * kWeightBlockBytes,
-            (is_l1 ? ctx.params.l1_weights : ctx.params.l2_weights) + (tile * k_blocks + kb) * kWeightBlockBytes,
-            kWeightBlockBytes, full);
-        if (kb == 0)
+        hw::mbarrier_arrive_expect_tx(full, count * part_bytes + scale_bytes);
+        u8* to = ctx.template shared<SmemField::B, u8>() + stage * kWeightBlockBytes;
+        const u8* from = (is_l1 ? ctx.params.l1_weights : ctx.params.l2_weights) +
+                         (tile * k_blocks + first_kb) * kWeightBlockBytes + task.n_tile % parts * part_bytes;
+        DM_UNROLL
+        for (u32 i = 0; i < kConfig.l2_stage_k_blocks(); ++i)
+            if (i >= count)
+                continue;
+            else if (evict_first_)
+                hw::bulk_load_evict_first(to + i * part_bytes, from + i * kWeightBlockBytes, part_bytes, full);
+            else
+                hw::bulk_load(to + i * part_bytes, from + i * kWeightBlockBytes, part_bytes, full);
+        if (step == 0)
             hw::bulk_load(ctx.weight_scales(scale_tile),
                           (is_l1 ? ctx.params.l1_scales : ctx.params.l2_scales) + tile * scale_floats, scale_bytes,
                           full);
@@ -92,14 +112,14 @@ struct LoadARole {
             ctx.trace.lap(TraceKind::WaitRows, task);
             // Rows, scales and requantised values were written by ordinary stores or other CTAs' bulk stores.
             hw::fence_proxy_async();
-            const u32 k_blocks = ctx.k_blocks(task.kind), turn_at = k_blocks - 1;
-            for (u32 kb = 0; kb < k_blocks; ++kb, stage.advance()) {
-                if (kb == turn_at) next = turn(ctx, tasks);
+            const u32 steps = ctx.k_steps(task.kind), turn_at = steps - 1;
+            for (u32 step = 0; step < steps; ++step, stage.advance()) {
+                if (step == turn_at) next = turn(ctx, tasks);
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
                 // NOTES: not earlier. By now the math warps have used a stage of this tile, so they are past the
                 // epilogue of the one before and its stores are under way since a while: the release hardly waits.
-                if (kb == Context<kConfig>::kStages) announce(ctx, finished, entry);
-                load_stage(ctx, task, kb, stage.slot);
+                if (step == Context<kConfig>::kStages) announce(ctx, finished, entry);
+                load_stage(ctx, task, step, stage.slot);
             }
             announce(ctx, finished, entry);
             ctx.trace.lap(TraceKind::Load, task);
@@ -136,10 +156,11 @@ private:
         finished.done = nullptr;
     }
 
+    // L2 tiles are only told to a dispatch warp that needs their ring slot for another block.
     static DM_DEVICE u32* done_word(const Context<kConfig>& ctx, const TileTask& task) {
-        return (task.kind == TaskKind::L1 ? ctx.template block_counters<BufferField::L1Done>()
-                                          : ctx.template block_counters<BufferField::L2Done>()) +
-               task.block;
+        if (task.kind == TaskKind::L1) return ctx.template block_counters<BufferField::L1Done>() + task.block;
+        if (ctx.num_blocks() <= kConfig.ring_blocks()) return nullptr;
+        return ctx.template block_counters<BufferField::L2Done>() + task.block;
     }
 
     // What must have been counted before the tile's rows can be read: rows pulled for L1, L1 tiles stored for L2.
@@ -161,28 +182,38 @@ private:
                                          task.block, ready_word(ctx, task), [count](u32 n) { return n == count; });
     }
 
-    // A K block of the tile's rows and their scales.
-    static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 kb, u32 stage) {
-        constexpr u32 kStageBytes = kConfig.block_m * kBlockK;
-        const u32 rows = kConfig.loaded_rows(task.rows), scale_bytes = rows * u32(sizeof(float));
+    // What a stage holds of the tile's rows, and their scales.
+    static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 step, u32 stage) {
+        constexpr u32 kStageBlocks = kConfig.l2_stage_k_blocks(), kBlockBytes = kConfig.block_m * kBlockK;
         const bool is_l1 = task.kind == TaskKind::L1;
+        const u32 parts = ctx.stage_k_blocks(task.kind), k_blocks = ctx.k_blocks(task.kind), first_kb = step * parts;
+        const u32 count = min_of(parts, k_blocks - first_kb), first_row = task.ring_slot * kConfig.block_m;
+        const u32 rows = kConfig.loaded_rows(task.rows), scale_bytes = count * rows * u32(sizeof(float));
         const float* scales =
             (is_l1 ? ctx.template own<BufferField::L1PoolSf>() : ctx.template own<BufferField::L2PoolSf>()) +
-            (u64(task.ring_slot) * ctx.k_blocks(task.kind) + kb) * kConfig.block_m;
+            (u64(task.ring_slot) * k_blocks + first_kb) * kConfig.block_m;
         u64* full = ctx.barrier(ctx.barriers().full(stage));
-        hw::mbarrier_arrive_expect_tx(full, rows * kBlockK + scale_bytes);
-        u8* tile = ctx.template shared<SmemField::A, u8>() + stage * kStageBytes;
-        const u32 column = kb * kBlockK, first_row = task.ring_slot * kConfig.block_m;
+        hw::mbarrier_arrive_expect_tx(full, parts * rows * kBlockK + scale_bytes);
+        u8* tile = ctx.template shared<SmemField::A, u8>() + stage * kStageBlocks * kBlockBytes;
+        if (parts > 1)
+            hw::tma_load_3d(tile, ctx.map(MapIndex::L2Acts), 0, first_row, first_kb, full);  // zeros behind the last
+        else
+            load_rows(ctx, is_l1, first_kb * kBlockK, first_row, rows, tile, full);
+        hw::bulk_load(ctx.template shared<SmemField::SfA, float>() + stage * kStageBlocks * kConfig.block_m, scales,
+                      scale_bytes, full);
+    }
+
+    // A K block of rows: the whole block or boxes of it.
+    static DM_DEVICE void load_rows(const Context<kConfig>& ctx, bool is_l1, u32 column, u32 first_row, u32 rows, u8* to,
+                                    u64* full) {
         if (rows == kConfig.block_m) {
-            hw::tma_load_2d(tile, ctx.map(is_l1 ? MapIndex::L1Acts : MapIndex::L2Acts), column, first_row, full);
-        } else {
-            const TensorMap* map = ctx.map(is_l1 ? MapIndex::L1ActsBox : MapIndex::L2ActsBox);
-        DM_NO_UNROLL
-            for (u32 row = 0; row < rows; row += kConfig.box_rows())
-                hw::tma_load_2d(tile + row * kBlockK, map, column, first_row + row, full);
+            hw::tma_load_2d(to, ctx.map(is_l1 ? MapIndex::L1Acts : MapIndex::L2Acts), column, first_row, full);
+            return;
         }
-        hw::bulk_load(ctx.template shared<SmemField::SfA, float>() + stage * kConfig.block_m, scales, scale_bytes,
-                      full);
+        const TensorMap* map = ctx.map(is_l1 ? MapIndex::L1ActsBox : MapIndex::L2ActsBox);
+        DM_NO_UNROLL
+        for (u32 row = 0; row < rows; row += kConfig.box_rows())
+            hw::tma_load_2d(to + row * kBlockK, map, column, first_row + row, full);
     }
 };
 

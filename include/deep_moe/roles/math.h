@@ -4,7 +4,9 @@
 #include "deep_moe/comm/combine.h"
 #include "deep_moe/epi/scatter.h"
 #include "deep_moe/epi/swiglu_quantise.h"
+#include "deep_moe/pipe/stages.h"
 #include "deep_moe/pipe/tasks.h"
+#include "deep_moe/roles/swapped_math.h"
 
 namespace deep_moe {
 
@@ -18,15 +20,19 @@ struct MathRole {
         Stage stage;
         RingPosition<Context<kConfig>::kScaleTiles> scales;
         MathBarrier barrier;
+        [[maybe_unused]] SwappedMath<kConfig> swapped;
         for (;;) {
             const TileTask task = tasks.take_warp(ctx);
             ctx.trace.lap(TraceKind::WaitTask, task);
             if (task.kind == TaskKind::End) break;
             const float* weight_scales = ctx.weight_scales(scales.slot);
-            if (kConfig.tile_rows(task.rows) == kWarpgroupRows)
+            if constexpr (kConfig.swaps_operands()) {
+                swapped.run_tile(ctx, task, weight_scales, math_warp, stage, barrier);
+            } else if (kConfig.tile_rows(task.rows) == kWarpgroupRows) {
                 run_tile<TileSplit::Columns>(ctx, task, weight_scales, math_warp, stage, barrier);
-            else
+            } else {
                 run_tile<TileSplit::Rows>(ctx, task, weight_scales, math_warp, stage, barrier);
+            }
             scales.advance();
         }
         finish(ctx, math_warp, barrier);
@@ -39,9 +45,9 @@ private:
         const ThreadTile<kSplit> tile(math_warp);
         Accumulator<kSplit> acc;
         acc.clear();
-        wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
+        wait_full(ctx, stage);
         ctx.trace.lap(TraceKind::WaitFirstStage, task);
-        const TileRows rows(ctx, task, tile);
+        const TileRows<ThreadTile<kSplit>> rows(ctx, task, tile);
         multiply(ctx, task, tile, weight_scales, acc, stage);
         ctx.trace.lap(TraceKind::Multiply, task);
         if (task.kind == TaskKind::L1)
@@ -78,7 +84,7 @@ private:
                 if (p == 0) load_scales(ctx, tile, stage, weight_scales, x_sf, w_sf);
                 if (p + 1 == kPieces) {
                     next.advance();
-                    next_full = hw::mbarrier_test_wait(ctx.barrier(ctx.barriers().full(next.slot)), next.full_parity());
+                    next_full = is_full(ctx, next);
                 }
                 hw::wgmma_wait<0>();
                 if (p + 1 == kPieces) {
@@ -89,7 +95,7 @@ private:
             }
             if (++kb == k_blocks) break;
             weight_scales += kWeightScaleRecord;
-            if (!next_full) wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
+            if (!next_full) wait_full(ctx, stage);
         }
     }
 
@@ -102,12 +108,6 @@ private:
             x_sf[r] = hw::load_shared(sf_a + tile.row(r));
             w_sf[r] = hw::load_shared(weight_scales + r);
         }
-    }
-
-    // This warp has read the stage for the last time.
-    static DM_DEVICE void release(const Context<kConfig>& ctx, const Stage& stage) {
-        hw::sync_warp();
-        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().empty(stage.slot)));
     }
 
     // L1: even chunks are gate, odd ones up. L2: the 128 columns share one scale.

@@ -32,50 +32,50 @@ struct alignas(16) TileTask {
 };
 static_assert(sizeof(TileTask) == 16);
 
-// Walks the units of one phase. RowsOf: (local expert) -> received rows.
-template <typename RowsOf>
+// Walks the units of one phase. Experts: the local experts in ascending order; those without rows may be left out.
+// count(), and of the i-th: id(i), rows(i).
+template <typename Experts>
 struct UnitCursor {
-    u32 expert = 0;
+    u32 expert = 0;     // as the list counts them
     u32 block = 0;      // number of the unit's first row block
     u32 rows_left = 0;  // of the expert, from the unit's first row on
 
-    DM_HOST_DEVICE constexpr void start(const RowsOf& rows_of, u32 num_experts) {
+    DM_HOST_DEVICE constexpr void start(const Experts& experts) {
         expert = 0;
-        rows_left = rows_of(0);
-        skip_empty(rows_of, num_experts);
+        rows_left = experts.count() == 0 ? 0 : experts.rows(0);
+        skip_empty(experts);
     }
-    DM_HOST_DEVICE constexpr bool ended(u32 num_experts) const { return expert == num_experts; }
+    DM_HOST_DEVICE constexpr bool ended(const Experts& experts) const { return expert == experts.count(); }
 
     DM_HOST_DEVICE constexpr u32 blocks(u32 block_m, u32 unit_blocks) const {
         return min_of(ceil_div(rows_left, block_m), unit_blocks);
     }
-    DM_HOST_DEVICE constexpr void advance(const RowsOf& rows_of, u32 num_experts, u32 block_m, u32 unit_blocks) {
+    DM_HOST_DEVICE constexpr void advance(const Experts& experts, u32 block_m, u32 unit_blocks) {
         block += blocks(block_m, unit_blocks);
         rows_left -= min_of(rows_left, block_m * unit_blocks);
         if (rows_left == 0) {
             ++expert;
-            if (expert < num_experts) rows_left = rows_of(expert);
-            skip_empty(rows_of, num_experts);
+            if (expert < experts.count()) rows_left = experts.rows(expert);
+            skip_empty(experts);
         }
     }
 
 private:
-    DM_HOST_DEVICE constexpr void skip_empty(const RowsOf& rows_of, u32 num_experts) {
-        while (expert < num_experts && rows_left == 0) {
+    DM_HOST_DEVICE constexpr void skip_empty(const Experts& experts) {
+        while (expert < experts.count() && rows_left == 0) {
             ++expert;
-            if (expert < num_experts) rows_left = rows_of(expert);
+            if (expert < experts.count()) rows_left = experts.rows(expert);
         }
     }
 };
 
 // Walks the sequence forwards, by any number of places at a time:
 // for (TileTask t = order.first(place); t.kind != TaskKind::End; t = order.next(places)).
-template <typename RowsOf>
+template <typename Experts>
 class TaskOrder {
 public:
-    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const RowsOf& rows_of)
-        : rows_of_(rows_of),
-          num_experts_(c.experts_per_rank()),
+    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts)
+        : experts_(experts),
           block_m_(c.block_m),
           unit_blocks_(c.unit_blocks),
           lag_blocks_(c.lag_blocks),
@@ -83,7 +83,7 @@ public:
           l1_tiles_(c.l1_n_tiles()),
           l2_tiles_(c.l2_n_tiles()),
           interleaves_(c.interleaves()) {
-        l1_.start(rows_of_, num_experts_);
+        l1_.start(experts_);
         l2_ = l1_;
         choose_step();
     }
@@ -96,8 +96,8 @@ public:
         u32 l1_tiles = tiles_of_l1(), l2_tiles = tiles_of_l2();
         while (!ended_ && tile_ >= l1_tiles + l2_tiles) {
             tile_ -= l1_tiles + l2_tiles;
-            if (has_l1_) l1_.advance(rows_of_, num_experts_, block_m_, unit_blocks_);
-            if (has_l2_) l2_.advance(rows_of_, num_experts_, block_m_, unit_blocks_);
+            if (has_l1_) l1_.advance(experts_, block_m_, unit_blocks_);
+            if (has_l2_) l2_.advance(experts_, block_m_, unit_blocks_);
             choose_step();
             l1_tiles = tiles_of_l1(), l2_tiles = tiles_of_l2();
         }
@@ -112,14 +112,14 @@ public:
             tile = in_l1 ? l1_before : tile_ - l1_before;
         }
         // Spelled out: a reference to one of the two cursors would put both into local memory.
-        const UnitCursor<RowsOf> unit{in_l1 ? l1_.expert : l2_.expert, in_l1 ? l1_.block : l2_.block,
-                                      in_l1 ? l1_.rows_left : l2_.rows_left};
+        const UnitCursor<Experts> unit{in_l1 ? l1_.expert : l2_.expert, in_l1 ? l1_.block : l2_.block,
+                                       in_l1 ? l1_.rows_left : l2_.rows_left};
         const u32 blocks = unit.blocks(block_m_, unit_blocks_);
         const u32 m = tile % blocks;
         const u32 block = unit.block + m;
         return TileTask{in_l1 ? TaskKind::L1 : TaskKind::L2,
                         u16(tile / blocks),
-                        u16(unit.expert),
+                        u16(experts_.id(unit.expert)),
                         u16(min_of(unit.rows_left - m * block_m_, block_m_)),
                         block,
                         block % ring_blocks_};
@@ -134,17 +134,17 @@ private:
     }
     DM_HOST_DEVICE constexpr void choose_step() {
         const u32 lead = l1_.block - l2_.block;
-        const bool l1_left = !l1_.ended(num_experts_);
+        const bool l1_left = !l1_.ended(experts_);
         has_l1_ = l1_left && lead < lag_blocks_;
         has_l2_ = !has_l1_;
         if (interleaves_ && l1_left && has_l2_) has_l1_ = lead - l2_.blocks(block_m_, unit_blocks_) < lag_blocks_;
-        ended_ = l2_.ended(num_experts_);
+        ended_ = l2_.ended(experts_);
     }
 
-    RowsOf rows_of_;
-    u32 num_experts_, block_m_, unit_blocks_, lag_blocks_, ring_blocks_, l1_tiles_, l2_tiles_;
+    Experts experts_;
+    u32 block_m_, unit_blocks_, lag_blocks_, ring_blocks_, l1_tiles_, l2_tiles_;
     bool interleaves_;
-    UnitCursor<RowsOf> l1_{}, l2_{};
+    UnitCursor<Experts> l1_{}, l2_{};
     u32 tile_ = 0;
     bool has_l1_ = true, has_l2_ = false;  // what the step of the sequence that `tile_` is in has
     bool ended_ = false;

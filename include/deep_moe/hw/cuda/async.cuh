@@ -62,6 +62,16 @@ DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barri
                  "l"(global), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
+// The same for what other lines in the L2 cache should not make room for.
+DM_DEVICE void bulk_load_evict_first(void* shared, const void* global, u32 bytes, u64* barrier) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+}
 // Shared to global; completes on the thread's bulk group.
 DM_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),

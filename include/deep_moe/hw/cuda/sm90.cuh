@@ -29,6 +29,20 @@ template <u32 kN>
 DM_DEVICE void wgmma_m64k32_e4m3(float (&d)[kN / 2], u64 desc_a, u64 desc_b, bool accumulate);
 
 template <>
+DM_DEVICE void wgmma_m64k32_e4m3<8>(float (&d)[4], u64 desc_a, u64 desc_b, bool accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %6, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3}, "
+        "%4, %5, p, 1, 1;\n"
+        "}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "l"(desc_a), "l"(desc_b), "r"(u32(accumulate)));
+}
+
+template <>
 DM_DEVICE void wgmma_m64k32_e4m3<64>(float (&d)[32], u64 desc_a, u64 desc_b, bool accumulate) {
     asm volatile(
         "{\n"

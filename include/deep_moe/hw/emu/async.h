@@ -43,6 +43,9 @@ DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barri
     emu::ThreadHead* t = emu::self();
     t->api->bulk_load(t, shared, global, bytes, barrier, 1u << t->cluster_rank);
 }
+DM_DEVICE void bulk_load_evict_first(void* shared, const void* global, u32 bytes, u64* barrier) {
+    bulk_load(shared, global, bytes, barrier);
+}
 DM_DEVICE void bulk_store(void* global, const void* shared, u32 bytes) {
     emu::ThreadHead* t = emu::self();
     t->api->bulk_store(t, global, shared, bytes);

@@ -1,0 +1,73 @@
+// Routing where there is one rank and few entries: every CTA counts for itself, so that its first weights are asked for
+// without a word from another CTA. An expert's rows are numbered in the order of their entries.
+#pragma once
+
+#include "deep_moe/comm/receive.h"
+#include "deep_moe/comm/route.h"
+
+namespace deep_moe {
+
+template <MegaMoeConfig kConfig>
+struct LoneRank {
+    static constexpr u32 kExperts = kConfig.num_experts;
+
+    // One warp of every CTA, before sync_block(): no need to know how many tokens there are.
+    static DM_DEVICE void read_entries(const Context<kConfig>& ctx) {
+        constexpr u64 kMost = min_of<u64>(kMaxLoneEntries, u64(kConfig.max_tokens_per_rank) * kConfig.num_topk);
+        DM_UNROLL
+        for (u32 base = 0; base < kMaxLoneEntries; base += kWarpSize) {
+            const u32 entry = base + hw::lane_idx();
+            if (entry < kMost)
+                hw::store_shared(experts_of_entries(ctx) + entry, u16(Route<kConfig>::expert_of(ctx, entry)));
+        }
+    }
+
+    // Equal in all CTAs.
+    static DM_DEVICE bool applies(const Context<kConfig>& ctx) {
+        return kConfig.num_ranks == 1 && entries_of(ctx) <= kMaxLoneEntries;
+    }
+
+    // One warp of every CTA.
+    static DM_DEVICE void run(const Context<kConfig>& ctx) {
+        const u32 entries = entries_of(ctx);
+        u32* rows = ctx.recv_rows(0, 0);
+        DM_NO_UNROLL
+        for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) hw::store_shared(rows + e, 0u);
+        hw::sync_warp();
+        DM_NO_UNROLL
+        for (u32 entry = hw::lane_idx(); entry < entries; entry += kWarpSize) {
+            const u32 expert = hw::load_shared(experts_of_entries(ctx) + entry);
+            if (expert < kExperts) hw::atomic_add_shared(rows + expert, 1);
+        }
+        hw::sync_warp();
+        ctx.trace.lap(TraceKind::Route);
+        Receive<kConfig>::list_experts(ctx);
+        // Nobody waits for it here, but later launches count on it.
+        if (hw::block_idx() == 0) Arrivals<BufferField::CountFlags>::arrive(ctx, 1);
+        ctx.trace.lap(TraceKind::Receive);
+    }
+
+    // The entry of an expert's row. Warp-collective.
+    static DM_DEVICE u32 entry_of(const Context<kConfig>& ctx, u32 expert, u32 row) {
+        for (u32 base = 0;; base += kWarpSize) {
+            const u32 entry = base + hw::lane_idx();
+            const bool here = entry < entries_of(ctx) && hw::load_shared(experts_of_entries(ctx) + entry) == expert;
+            u32 found = hw::ballot(here);
+            const u32 rows = hw::popcount(found);
+            if (row >= rows) {
+                row -= rows;
+                continue;
+            }
+            for (; row > 0; --row) found &= found - 1;
+            return base + hw::lowest_bit(found);
+        }
+    }
+
+private:
+    static DM_DEVICE u32 entries_of(const Context<kConfig>& ctx) { return ctx.num_tokens() * kConfig.num_topk; }
+    static DM_DEVICE u16* experts_of_entries(const Context<kConfig>& ctx) {
+        return ctx.template shared<SmemField::Entries, u16>();
+    }
+};
+
+}  // namespace deep_moe
