@@ -145,7 +145,13 @@ EXCHANGE = (
         "        hw::sync_warp();\n        ctx.trace",
         "        ctx.trace",
     ),
-    Mutant("lone rank: holes counted", "comm/lone_rank.h", "if (expert < kExperts) hw::", "hw::"),
+    Mutant(
+        "lone rank: holes counted",
+        "comm/lone_rank.h",
+        "if (expert < kExperts) hw::",
+        "hw::",
+        survives="behind the counts of the case's experts lies the list of experts, which is written afterwards",
+    ),
     Mutant(
         "lone rank: always the first entry of 32",
         "comm/lone_rank.h",
