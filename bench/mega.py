@@ -35,6 +35,7 @@ from tracing import TracedLaunches
 
 import deep_moe
 from deep_moe import reference, testing
+from deep_moe.config.arch import sm90
 
 TOKENS = "0,1,8,16,32,64,128,256,512,1024,2048,4096,8192"
 ERROR_BAR = {"zero-mean": 5e-3, "mean-0.3": 5e-3, "same-sign": 3e-3}
@@ -90,15 +91,12 @@ class Truth:
         }
 
 
-HALF_TILE = 64  # rows; a last block of so few is half a 128-row tile
-
-
 def padded_work(topk_idx_of_ranks: list[torch.Tensor], num_experts: int, block_m: int) -> float:
     """Rows that the busiest rank multiplies in tiles of `block_m`, over the real rows of the average rank; 1 without
-    rows. Those of an expert are rounded up to a whole tile or HALF_TILE."""
+    rows. Those of an expert are rounded up to a whole tile, or to half a 128-row tile."""
     ids = torch.cat([idx.flatten() for idx in topk_idx_of_ranks])
     rows = torch.bincount(ids[ids >= 0], minlength=num_experts)
-    step = min(block_m, HALF_TILE)
+    step = min(block_m, sm90.HALF_TILE)
     filled = -(-rows // step) * step
     busiest = int(filled.view(len(topk_idx_of_ranks), -1).sum(1).max())
     return busiest * len(topk_idx_of_ranks) / int(rows.sum()) if rows.any() else 1.0

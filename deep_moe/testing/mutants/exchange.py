@@ -18,8 +18,8 @@ EXCHANGE = (
     Mutant(
         "route: places not reserved after counting",
         "comm/route.h",
-        "(next + expert, 1);\n        });\n        hw::sync_warp();",
-        "(next + expert, 1);\n        });",
+        "(next + expert, 1); });\n        hw::sync_warp();",
+        "(next + expert, 1); });",
     ),
     Mutant(
         "route: does not wait for the other CTAs' counts",

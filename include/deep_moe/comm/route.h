@@ -40,7 +40,20 @@ struct Route {
         return true;
     }
 
-    // Calls visit(entry, expert) for the warp's entries; kExperts is none. Loads are issued in groups: one after the
+    // Expert of an entry, or kExperts for none.
+    static DM_DEVICE u32 expert_of(const Context<kConfig>& ctx, u32 entry) {
+        return min_of(u32(hw::load(ctx.template own<BufferField::TopkIdx>() + entry)), kExperts);
+    }
+
+private:
+    // u32 [E]: counts, then next positions; behind them u32 [E]: prefix sums. In the memory of the pipeline's stages, which
+    // are not loaded before counts_ready.
+    static DM_DEVICE u32* next_of(const Context<kConfig>& ctx) {
+        static_assert(2 * kMaxExperts * sizeof(u32) <= kWeightBlockBytes);
+        return ctx.template shared<SmemField::B, u32>();
+    }
+
+    // Calls visit(entry, expert) for the warp's entries that have an expert. Loads are issued in groups: one after the
     // other they would take most of the time until the first row can be pulled.
     template <typename Visit>
     static DM_DEVICE void for_each_entry(const Context<kConfig>& ctx, u32 begin, u32 end, Visit visit) {
@@ -55,21 +68,8 @@ struct Route {
             }
             DM_UNROLL
             for (u32 j = 0; j < kGroup; ++j)
-                if (base + j * kWarpSize < end) visit(base + j * kWarpSize, experts[j]);
+                if (experts[j] < kExperts) visit(base + j * kWarpSize, experts[j]);
         }
-    }
-
-    // Expert of an entry, or kExperts for none.
-    static DM_DEVICE u32 expert_of(const Context<kConfig>& ctx, u32 entry) {
-        return min_of(u32(hw::load(ctx.template own<BufferField::TopkIdx>() + entry)), kExperts);
-    }
-
-private:
-    // u32 [E]: counts, then next positions; behind them u32 [E]: prefix sums. In the memory of the pipeline's stages, which
-    // are not loaded before counts_ready.
-    static DM_DEVICE u32* next_of(const Context<kConfig>& ctx) {
-        static_assert(2 * kMaxExperts * sizeof(u32) <= kWeightBlockBytes);
-        return ctx.template shared<SmemField::B, u32>();
     }
 
     // Counts the stripe.
@@ -78,9 +78,7 @@ private:
         DM_NO_UNROLL
         for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) hw::store_shared(next + e, 0u);
         hw::sync_warp();
-        for_each_entry(ctx, begin, end, [&](u32, u32 expert) {
-            if (expert < kExperts) hw::atomic_add_shared(next + expert, 1);
-        });
+        for_each_entry(ctx, begin, end, [&](u32, u32 expert) { hw::atomic_add_shared(next + expert, 1); });
         hw::sync_warp();
     }
 
@@ -144,7 +142,6 @@ private:
     static DM_DEVICE void write_lists(const Context<kConfig>& ctx, u32 begin, u32 end) {
         u32* next = next_of(ctx);
         for_each_entry(ctx, begin, end, [&](u32 entry, u32 expert) {
-            if (expert == kExperts) return;
             u32* segment = ctx.template peer<BufferField::SourceLists>(expert / kLocal) + ctx.params.rank * u64(kSegment);
             hw::store(segment + hw::atomic_add_shared(next + expert, 1), entry);
         });

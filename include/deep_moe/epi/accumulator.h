@@ -30,7 +30,6 @@ template <TileSplit kSplit>
 struct ThreadTile {
     static constexpr bool kByColumns = kSplit == TileSplit::Columns;
     static constexpr u32 kPieces = Accumulator<kSplit>::kPieces;
-    static constexpr u32 kRows = 2;
 
     u32 warpgroup;
     u32 first_row;  // within the block; the thread's second row is 8 further
@@ -49,18 +48,17 @@ struct ThreadTile {
     DM_DEVICE u32 piece_column(u32 p) const { return b_row() + p * kPieceN; }
 };
 
-// Meta data of a thread's rows, loaded when the tile's first stage has come (its rows are there then) and used
+// Meta data of a thread's two rows, loaded when the tile's first stage has come (its rows are there then) and used
 // after the last: the latency is hidden behind the multiplication.
-template <typename Tile>
 struct TileRows {
-    RowMeta meta[Tile::kRows];
-    bool valid[Tile::kRows];
+    RowMeta meta[2];
+    bool valid[2];
 
-    template <MegaMoeConfig kConfig>
+    template <MegaMoeConfig kConfig, typename Tile>
     DM_DEVICE TileRows(const Context<kConfig>& ctx, const TileTask& task, const Tile& tile) {
         const RowMeta* block = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
         DM_UNROLL
-        for (u32 r = 0; r < Tile::kRows; ++r) {
+        for (u32 r = 0; r < 2; ++r) {
             valid[r] = tile.row(r) < task.rows;
             meta[r] = valid[r] ? hw::load(block + tile.row(r)) : RowMeta{};
         }

@@ -13,7 +13,7 @@ namespace deep_moe {
 template <MegaMoeConfig kConfig, TileSplit kSplit>
 struct Scatter {
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
-                              const TileRows<ThreadTile<kSplit>>& rows, const Accumulator<kSplit>& acc) {
+                              const TileRows& rows, const Accumulator<kSplit>& acc) {
         const bool writes = !ctx.warp_aborted();
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {

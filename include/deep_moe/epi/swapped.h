@@ -17,8 +17,6 @@ using SwappedPiece = float[4];
 constexpr u32 kL1Pieces = kBlockN / kWarpgroupRows / kNumMathWarpgroups;
 
 struct SwappedThread {
-    static constexpr u32 kRows = 2;
-
     u32 math_warp;
     u32 channel_lane;  // its weight row of 8
     u32 quad_lane;
@@ -45,11 +43,9 @@ struct SwappedThread {
 
 template <MegaMoeConfig kConfig>
 struct SwappedSwigluQuantise {
-    using Rows = TileRows<SwappedThread>;
-
     // Collective over the math warps.
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
-                              const Rows& rows, SwappedPiece (&sum)[kL1Pieces], MathBarrier& barrier) {
+                              const TileRows& rows, SwappedPiece (&sum)[kL1Pieces], MathBarrier& barrier) {
         const bool writes = !ctx.warp_aborted();
         float value[kL1Pieces][2], amax[2];
         activate(sum, ctx.params.activation_clamp, value, amax);
@@ -119,10 +115,8 @@ private:
 
 template <MegaMoeConfig kConfig>
 struct SwappedScatter {
-    using Rows = TileRows<SwappedThread>;
-
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
-                              const Rows& rows, const SwappedPiece& sum) {
+                              const TileRows& rows, const SwappedPiece& sum) {
         const bool writes = !ctx.warp_aborted();
         u16* row[2];
         u32 values[2];  // of each row, bf16 of both weight rows, whose channels are 2 apart
@@ -142,7 +136,7 @@ struct SwappedScatter {
     }
 
 private:
-    static DM_DEVICE u16* slot_row(const Context<kConfig>& ctx, const Rows& rows, u32 r) {
+    static DM_DEVICE u16* slot_row(const Context<kConfig>& ctx, const TileRows& rows, u32 r) {
         if (!rows.valid[r]) return nullptr;
         return ctx.template peer<BufferField::CombineSlots>(rows.meta[r].source_rank) +
                rows.meta[r].slot_row * u64(kConfig.hidden);

@@ -31,8 +31,7 @@ struct SwigluQuantise {
 
     // Collective over the math warps.
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
-                              const TileRows<ThreadTile<kSplit>>& rows, Accumulator<kSplit>& acc,
-                              MathBarrier& barrier) {
+                              const TileRows& rows, Accumulator<kSplit>& acc, MathBarrier& barrier) {
         const bool writes = !ctx.warp_aborted();
         float amax[2];
         if (ctx.params.activation_clamp <= kLargestFloat) clamp(acc, ctx.params.activation_clamp);

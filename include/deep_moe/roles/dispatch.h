@@ -24,15 +24,14 @@ struct DispatchRole {
         if (!ctx.warp_aborted() && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
     }
 
-    // While shared memory is made ready: what the routing and the first pulled rows will read comes into the L2 cache.
+    // While shared memory is made ready: what the routing and the first pulled rows will read comes into the L2 cache,
+    // and a lone rank's first entries into shared memory.
     static DM_DEVICE void prefetch(const Context<kConfig>& ctx) {
         constexpr u32 kLine = 128;
         constexpr u64 kEntryBytes = u64(kConfig.max_tokens_per_rank) * kConfig.num_topk * sizeof(i32);
         const u32 first = hw::lane_idx() * kLine, token = hw::block_idx();
-        if constexpr (kConfig.num_ranks == 1)
-            LoneRank<kConfig>::read_entries(ctx);
-        else if (first < kEntryBytes)
-            hw::prefetch(ctx.template own<BufferField::TopkIdx>() + first / sizeof(i32));
+        if (first < kEntryBytes) hw::prefetch(ctx.template own<BufferField::TopkIdx>() + first / sizeof(i32));
+        if constexpr (kConfig.num_ranks == 1) LoneRank<kConfig>::read_entries(ctx);
         if (token >= kConfig.max_tokens_per_rank) return;
         const u8* row = ctx.template own<BufferField::X>() + token * u64(kConfig.hidden);
         for (u32 byte = first; byte < kConfig.hidden; byte += kWarpSize * kLine) hw::prefetch(row + byte);

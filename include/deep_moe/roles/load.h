@@ -18,7 +18,9 @@ struct LoadBRole {
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
         ctx.trace.lap(TraceKind::WaitCounts);
         if (ctx.aborted()) return tasks.publish(ctx, kEnd);
-        const LoadBRole role(ctx);
+        const bool evict_first =
+            kConfig.swaps_operands() &&
+            ctx.num_touched() * (l1_weight_bytes(kConfig) + l2_weight_bytes(kConfig)) <= kEvictFirstBytes;
         TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx});
         u32 place = hw::block_idx(), next = 0;
         TileTask task = order.first(place);
@@ -35,7 +37,7 @@ struct LoadBRole {
                     tasks.publish(ctx, task);
                 }
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
-                role.load_stage(ctx, loaded, step, stage.slot, scales.slot);
+                load_stage(ctx, loaded, step, stage.slot, scales.slot, evict_first);
             }
             scales.advance();
             ctx.trace.lap(TraceKind::Load, loaded);
@@ -56,15 +58,9 @@ private:
     // have to be written: 2 to 3 us of 60. Of more bytes the hint costs as much (experiments/stream.cu).
     static constexpr u64 kEvictFirstBytes = 200u << 20;
 
-    bool evict_first_;
-
-    DM_DEVICE explicit LoadBRole(const Context<kConfig>& ctx)
-        : evict_first_(kConfig.swaps_operands() &&
-                       ctx.num_touched() * (l1_weight_bytes(kConfig) + l2_weight_bytes(kConfig)) <= kEvictFirstBytes) {}
-
     // What a stage holds of the tile's weights; the first one comes with the scales of all.
-    DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 step, u32 stage,
-                              u32 scale_tile) const {
+    static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 step, u32 stage,
+                                     u32 scale_tile, bool evict_first) {
         const bool is_l1 = task.kind == TaskKind::L1;
         const u32 k_blocks = ctx.k_blocks(task.kind), scale_floats = scale_records(k_blocks) * kWeightScaleRecord;
         const u32 scale_bytes = step == 0 ? scale_floats * u32(sizeof(float)) : 0;
@@ -81,7 +77,7 @@ private:
         for (u32 i = 0; i < kConfig.l2_stage_k_blocks(); ++i)
             if (i >= count)
                 continue;
-            else if (evict_first_)
+            else if (evict_first)
                 hw::bulk_load_evict_first(to + i * part_bytes, from + i * kWeightBlockBytes, part_bytes, full);
             else
                 hw::bulk_load(to + i * part_bytes, from + i * kWeightBlockBytes, part_bytes, full);

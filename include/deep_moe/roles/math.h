@@ -47,7 +47,7 @@ private:
         acc.clear();
         wait_full(ctx, stage);
         ctx.trace.lap(TraceKind::WaitFirstStage, task);
-        const TileRows<ThreadTile<kSplit>> rows(ctx, task, tile);
+        const TileRows rows(ctx, task, tile);
         multiply(ctx, task, tile, weight_scales, acc, stage);
         ctx.trace.lap(TraceKind::Multiply, task);
         if (task.kind == TaskKind::L1)

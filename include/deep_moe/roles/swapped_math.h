@@ -42,7 +42,7 @@ private:
         SwappedPiece sum[kL1Pieces] = {};
         wait_full(ctx, stage);
         ctx.trace.lap(TraceKind::WaitFirstStage, task);
-        const TileRows<SwappedThread> rows(ctx, task, thread);
+        const TileRows rows(ctx, task, thread);
         multiply<kKind>(ctx, task, thread, weight_scales, sum, stage);
         ctx.trace.lap(TraceKind::Multiply, task);
         if constexpr (kKind == TaskKind::L1)

@@ -1,7 +1,7 @@
 // mbarriers, bulk copies and tensor (TMA) loads.
 #pragma once
 
-#include "deep_moe/base/common.h"
+#include "deep_moe/hw/cuda/memory.cuh"
 #include "deep_moe/layout/params.h"
 
 namespace deep_moe::hw {
@@ -64,12 +64,10 @@ DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barri
 }
 // The same for what other lines in the L2 cache should not make room for.
 DM_DEVICE void bulk_load_evict_first(void* shared, const void* global, u32 bytes, u64* barrier) {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
             "r"(shared_address(shared)),
-        "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+        "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first_policy())
         : "memory");
 }
 // Shared to global; completes on the thread's bulk group.
