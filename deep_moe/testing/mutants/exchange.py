@@ -216,7 +216,7 @@ EXCHANGE = (
     Mutant(
         "pull: published before the bulk store has ended",
         "comm/pull.h",
-        "        if (hw::lane_idx() == 0) hw::bulk_wait<0>();\n",
+        "        if (hw::elect_one()) hw::bulk_wait<0>();\n",
         "",
     ),
     Mutant("pull: bulk store never committed", "comm/pull.h", "            hw::bulk_commit();\n", ""),

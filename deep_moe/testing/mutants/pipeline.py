@@ -168,9 +168,9 @@ PIPELINE = (
         "            hw::store(header->places_taken + bank, 0u);\n",
         "",
     ),
-    Mutant("places: one skipped", "roles/load.h", "return hw::grid_dim() + hw::", "return hw::grid_dim() + 1 + hw::"),
+    Mutant("places: one skipped", "roles/load.h", "next = hw::grid_dim() + taken", "next = hw::grid_dim() + 1 + taken"),
     Mutant(
-        "places: one taken twice", "roles/load.h", "return hw::grid_dim() + hw::", "return hw::grid_dim() - 1 + hw::"
+        "places: one taken twice", "roles/load.h", "next = hw::grid_dim() + taken", "next = hw::grid_dim() - 1 + taken"
     ),
     Mutant(
         "places: two asked for at once",

@@ -142,7 +142,7 @@ private:
 
     static DM_DEVICE Request request(const Context<kConfig>& ctx, const PulledRow& row, u32 warp, u32 number) {
         const u64 token = row.entry / kConfig.num_topk;
-        if (hw::lane_idx() == 0) {
+        if (hw::elect_one()) {
             u64* barrier = ctx.barrier(row_barrier(ctx, warp, number));
             hw::mbarrier_arrive_expect_tx(barrier, kConfig.hidden);
             hw::bulk_load(row_buffer(ctx, warp, number),
@@ -175,7 +175,7 @@ private:
         if (!wait_ring_slot(ctx, row.block)) return false;
         const u32 ring_slot = row.block % kConfig.ring_blocks();
         const u32 pool_row = ring_slot * kConfig.block_m + row.row_in_block;
-        if (hw::lane_idx() == 0) {
+        if (hw::elect_one()) {
             wait_barrier(ctx, row_barrier(ctx, warp, number), number / kBuffers % 2);
             hw::bulk_store(ctx.template own<BufferField::L1Pool>() + pool_row * u64(kConfig.hidden),
                            row_buffer(ctx, warp, number), kConfig.hidden);
@@ -190,7 +190,7 @@ private:
             const u32 kb = j * kWarpSize + hw::lane_idx();
             if (kb < kKBlocks) hw::store(pool_sf + kb * kConfig.block_m + row.row_in_block, request.scales[j]);
         }
-        if (hw::lane_idx() == 0) hw::bulk_wait<0>();
+        if (hw::elect_one()) hw::bulk_wait<0>();
         hw::sync_warp();
         if (hw::lane_idx() == 0) hw::add_release_gpu(ctx.template block_counters<BufferField::RowsArrived>() + row.block, 1);
         return true;

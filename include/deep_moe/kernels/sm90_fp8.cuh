@@ -29,9 +29,9 @@ DM_DEVICE void sm90_fp8_mega_moe(const MegaMoeParams& params, const MegaMoeTenso
     if (warp < 4) {
         hw::lower_max_registers<kConfig.aux_registers()>();
         if (warp == 0) {
-            if (hw::lane_idx() == 0) LoadARole<kConfig>::run(ctx);
+            if (hw::elect_one()) LoadARole<kConfig>::run(ctx);
         } else if (warp == 1) {
-            if (hw::lane_idx() == 0) LoadBRole<kConfig>::run(ctx);
+            if (hw::elect_one()) LoadBRole<kConfig>::run(ctx);
         } else {
             DispatchRole<kConfig>::run(ctx, warp - 2);
         }

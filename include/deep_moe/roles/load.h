@@ -22,7 +22,7 @@ struct LoadBRole {
             kConfig.swaps_operands() &&
             ctx.num_touched() * (l1_weight_bytes(kConfig) + l2_weight_bytes(kConfig)) <= kEvictFirstBytes;
         TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx});
-        u32 place = hw::block_idx(), next = 0;
+        u32 place = hw::block_idx(), taken = 0;  // places that CTAs have asked for, beyond the first one of each
         TileTask task = order.first(place);
         tasks.publish(ctx, task);
         while (task.kind != TaskKind::End) {
@@ -30,8 +30,10 @@ struct LoadBRole {
             const u32 steps = ctx.k_steps(loaded.kind);
             const u32 ask_at = steps - min_of(steps, kAskBefore), turn_at = steps - 1;
             for (u32 step = 0; step < steps; ++step, stage.advance()) {
-                if (step == ask_at) next = next_place(ctx);
+                if (step == ask_at) taken = hw::atomic_add_relaxed_gpu(ctx.places_taken(), 1);
                 if (step == turn_at) {
+                    // Added only here: the loader waits for the answer where it uses it.
+                    const u32 next = hw::grid_dim() + taken;
                     task = ctx.aborted() ? kEnd : order.next(next - place);
                     place = next;
                     tasks.publish(ctx, task);
@@ -48,11 +50,6 @@ private:
     // NOTES: the place is asked for as late as its way to memory and back allows. A whole tile earlier the last tiles
     // would go to CTAs that are not ready for them (9 % at 1024 tokens).
     static constexpr u32 kAskBefore = 3;  // stages before the end
-
-    // The next free place in the order.
-    static DM_DEVICE u32 next_place(const Context<kConfig>& ctx) {
-        return hw::grid_dim() + hw::atomic_add_relaxed_gpu(ctx.places_taken(), 1);
-    }
 
     // Up to so many bytes of weights should not drive other lines out of the L2 cache, most of all dirty ones, which would
     // have to be written: 2 to 3 us of 60. Of more bytes the hint costs as much (experiments/stream.cu).

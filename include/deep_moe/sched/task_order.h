@@ -115,10 +115,10 @@ public:
         const UnitCursor<Experts> unit{in_l1 ? l1_.expert : l2_.expert, in_l1 ? l1_.block : l2_.block,
                                        in_l1 ? l1_.rows_left : l2_.rows_left};
         const u32 blocks = unit.blocks(block_m_, unit_blocks_);
-        const u32 m = tile % blocks;
+        const u32 n = blocks == 1 ? tile : tile / blocks, m = tile - n * blocks;  // few rows: without a division
         const u32 block = unit.block + m;
         return TileTask{in_l1 ? TaskKind::L1 : TaskKind::L2,
-                        u16(tile / blocks),
+                        u16(n),
                         u16(experts_.id(unit.expert)),
                         u16(min_of(unit.rows_left - m * block_m_, block_m_)),
                         block,

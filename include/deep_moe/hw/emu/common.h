@@ -9,6 +9,7 @@ DM_DEVICE u32 thread_idx() { return emu::self()->thread_idx; }
 DM_DEVICE u32 block_idx() { return emu::self()->block_idx; }
 DM_DEVICE u32 grid_dim() { return emu::self()->grid_dim; }
 DM_DEVICE u32 lane_idx() { return emu::self()->thread_idx % kWarpSize; }
+DM_DEVICE bool elect_one() { return lane_idx() == 0; }
 DM_DEVICE u32 warp_idx() { return emu::self()->thread_idx / kWarpSize; }
 
 DM_DEVICE u64 emu_collective(emu::Collective op, u64 value, u32 argument) {
