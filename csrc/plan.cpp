@@ -51,6 +51,7 @@ u64 tensor_map_address(const MegaArguments& arguments, MapIndex map) {
     switch (map) {
         case MapIndex::L1Acts:
         case MapIndex::L1ActsBox: return field_address(arguments, BufferField::L1Pool);
+        case MapIndex::StagedRow: return field_address(arguments, BufferField::X);
         default: return field_address(arguments, BufferField::L2Pool);
     }
 }

@@ -51,7 +51,7 @@ MegaMoeParams make_params(const MegaArguments& arguments);
 // Throws invalid_argument when a trace array of these bytes has no room for a launch on num_sms SMs.
 void check_trace(const MegaMoeConfig& config, u64 bytes, u32 num_sms);
 StageParams make_params(u64 buffer, const StageCall& call);
-// Of the pool that the tensor map describes.
+// Of what the tensor map describes.
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map);
 void patch(MegaMoeParams& params, const MegaCall& call);
 // One warp per token, grid-stride; at least one block, which writes the token count.

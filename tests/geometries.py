@@ -69,6 +69,8 @@ GEOMETRIES = {
     ),
     # one rank with bounds on both sides of 256 entries, up to which it routes in every CTA; all tile heights
     "lone": Geometry(1, experts=4, topk=1, hidden=320, intermediate=144, max_tokens=300),
+    # 8-row tiles at every count: three tokens have 27 entries, four have more than the 32 that are not pulled
+    "direct": Geometry(1, experts=12, topk=9, hidden=320, intermediate=144, max_tokens=40, overrides=dict(block_m=8)),
     # main-4 with kernels that trace, with room for a small layer
     "traced": Geometry(
         4, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64, overrides=dict(trace_events=128)

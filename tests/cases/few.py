@@ -97,6 +97,35 @@ def test_a_lone_rank_around_the_most_entries(worlds, entries):
     assert testing.same_bits(result.y, world.call([whole])[0].y[:entries])
 
 
+@pytest.mark.parametrize("pattern", ["random", "duplicates", "with_holes", "crowded", "nobody"])
+@pytest.mark.parametrize("name", ["lone", "main-1", "direct"])
+def test_rows_that_are_not_pulled_have_the_bits_of_those_that_are(worlds, name, pattern):
+    """Up to four tokens and 32 entries. Crowded: all but the first token on one expert, up to three blocks with others
+    behind them."""
+    world = worlds(name, num_sms=3)
+    if pattern == "duplicates" and world.problem.num_topk == 1:
+        pytest.skip("one slot")
+    whole = world.inputs([6], getattr(world.routing, "random" if pattern == "crowded" else pattern))[0]
+    if pattern == "crowded":
+        whole.topk_idx[1:] = 2
+    pulled = world.call_and_check([whole], bound=world.problem.max_tokens_per_rank)[0]
+    for count in range(1, min(5, world.bound_of(8)) + 1):
+        given = testing.RankInputs(whole.x[:count], whole.topk_idx[:count], whole.topk_weights[:count])
+        result = world.call_and_check([given], bound=count)[0]
+        assert testing.same_bits(result.y, pulled.y[:count]), count
+
+
+@pytest.mark.parametrize("name", ["lone", "direct"])
+def test_rows_pulled_and_not_pulled_in_turns(worlds, name, seed):
+    """Flags, counters and their banks go on, and what stays in shared memory and the pools is not mistaken for rows."""
+    world = worlds(name, num_sms=3)
+    counts = [4, 3, 16, 2, 5, 0, 1, 4, 4, 6, 3]
+    patterns = [world.routing.random, world.routing.with_holes, world.routing.to_expert(1)]
+    layers = [world.inputs([count], patterns[i % 3], seed=i) for i, count in enumerate(counts)]
+    bounds = [world.bound_of(8)] * len(counts)
+    check_layers(world, layers, run_layers(world, layers, seed, bounds=bounds))
+
+
 @pytest.mark.parametrize("bound", [16, None])
 def test_a_lone_rank_with_ids_out_of_range(worlds, bound):
     """They are holes, also the first and the last entry, and a rank with nothing else."""
@@ -108,15 +137,16 @@ def test_a_lone_rank_with_ids_out_of_range(worlds, bound):
     assert (world.call_and_check(world.inputs([5], world.routing.nobody), bound=bound)[0].y == 0).all()
 
 
-def test_a_lone_rank_adds_up_its_statistics(worlds):
+@pytest.mark.parametrize("counts, bound", [((300, 40, 0, 300, 9), None), ((4, 16, 0, 3, 5, 4), 16)])
+def test_a_lone_rank_adds_up_its_statistics(worlds, counts, bound):
     world = worlds("lone", num_sms=3)
-    batches = [world.inputs([count], world.routing.with_holes, seed=count)[0] for count in (300, 40, 0, 300, 9)]
+    batches = [world.inputs([count], world.routing.with_holes, seed=count)[0] for count in counts]
 
     def body(rank):
         stats = rank.new_stats().fill_(7)
         for given in batches:
             rank.stage(rank.put(given))
-            rank.mega(rank.new_y(given), stats)
+            rank.mega(rank.new_y(given), stats, bound)
         rank.synchronize()
         return stats.cpu()
 
@@ -141,4 +171,13 @@ def test_a_count_on_the_device_decides_whether_a_rank_routes_alone(worlds):
     whole = world.call_and_check([given])[0]
     for count in (64, 65):  # 256 and 260
         result = world.call_and_check([replace(given, count=count)])[0]
+        assert testing.same_bits(result.y[:count], whole.y[:count])
+
+
+def test_a_count_on_the_device_decides_whether_rows_are_pulled(worlds):
+    world = worlds("lone")
+    given = world.inputs([9])[0]
+    whole = world.call_and_check([given], bound=16)[0]
+    for count in (4, 5):
+        result = world.call_and_check([replace(given, count=count)], bound=16)[0]
         assert testing.same_bits(result.y[:count], whole.y[:count])

@@ -36,8 +36,8 @@ def run(case: str, seed: int = 0, ranks: int = 1, out_bytes: int = 4096, count: 
 
 
 def test_collectives():
-    out = run("collectives").outs[0].view(torch.int32).view(-1, 8)[:64].tolist()
-    for t, (shfl, xor, up, ballot, every, half, permuted, bits) in enumerate(out):
+    out = run("collectives").outs[0].view(torch.int32)[: 64 * 9].view(64, 9).tolist()
+    for t, (shfl, xor, up, ballot, every, half, permuted, bits, least) in enumerate(out):
         base, value = t // 32 * 32, t * 3 + 1
         assert shfl == (base + 5) * 3 + 1
         assert xor == (t ^ 2) * 3 + 1
@@ -47,6 +47,7 @@ def test_collectives():
         assert torch.tensor(half, dtype=torch.int32).view(torch.float32).item() == (t ^ 1) * 0.5
         assert permuted & 0xFFFFFFFF == 0x77335511
         assert bits == bin(value).count("1") << 8 | ((value & -value).bit_length() - 1)
+        assert least == min((i * 3 + 1) ^ 21 for i in range(base, base + 32)) << 1 | (t % 32 == 0)
 
 
 def test_conversions_round_as_torch_does():

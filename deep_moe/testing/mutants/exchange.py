@@ -99,8 +99,8 @@ EXCHANGE = (
     Mutant(
         "receive: statistics overwritten",
         "comm/receive.h",
-        "hw::load(ctx.params.recv_stats + e) + i32(rows)",
-        "i32(rows)",
+        "hw::store(stat, hw::load(stat) + ",
+        "hw::store(stat, ",
     ),
     Mutant(
         "receive: the list of experts begins one too late",
@@ -176,6 +176,73 @@ EXCHANGE = (
         "comm/lone_rank.h",
         "if (hw::block_idx() == 0) Arrivals",
         "Arrivals",
+    ),
+    # Rows that are not pulled
+    Mutant(
+        "direct rows: more tokens than there are scales",
+        "comm/direct_rows.h",
+        "ctx.num_tokens() <= kMaxDirectTokens",
+        "ctx.num_tokens() <= 2 * kMaxDirectTokens",
+    ),
+    Mutant(
+        "direct rows: more entries than lanes",
+        "comm/direct_rows.h",
+        "kConfig.num_topk <= kMaxDirectRows;",
+        "kConfig.num_topk <= 2 * kMaxDirectRows;",
+    ),
+    Mutant(
+        "direct rows: all rows of an expert in its first place",
+        "comm/direct_rows.h",
+        "row = hw::popcount(entries_here & below);",
+        "row = 0;",
+    ),
+    Mutant(
+        "direct rows: one block for every expert",
+        "comm/direct_rows.h",
+        "block += ceil_div(rows, kConfig.block_m);",
+        "block += 1;",
+    ),
+    Mutant(
+        "direct rows: the next entry's weight",
+        "comm/direct_rows.h",
+        "hw::load_shared(weights(ctx) + entry));\n    }\n    // [K",
+        "hw::load_shared(weights(ctx) + entry + 1));\n    }\n    // [K",
+    ),
+    Mutant(
+        "direct rows: scales of the block's first row",
+        "comm/direct_rows.h",
+        "scales(ctx) + token_of(ctx, block, row)",
+        "scales(ctx) + token_of(ctx, block, 0)",
+    ),
+    Mutant(
+        "direct rows: pulled all the same",
+        "roles/dispatch.h",
+        " && !DirectRows<kConfig>::applies(ctx);",
+        ";",
+    ),
+    Mutant(
+        "direct rows: the block's first row for all",
+        "roles/load.h",
+        "token_of(ctx, task.block, row), full)",
+        "token_of(ctx, task.block, 0), full)",
+    ),
+    Mutant(
+        "direct rows: one on top of the other",
+        "roles/load.h",
+        "hw::tma_load_2d(tile + row * kBlockK, ctx.map(MapIndex::StagedRow)",
+        "hw::tma_load_2d(tile, ctx.map(MapIndex::StagedRow)",
+    ),
+    Mutant(
+        "direct rows: scales of the first K block",
+        "roles/swapped_math.h",
+        "            if (direct) ++operands.row_scales[0], ++operands.row_scales[1];\n",
+        "",
+    ),
+    Mutant(
+        "early weights: behind the matrix",
+        "comm/early_weights.h",
+        "hw::bulk_prefetch(from + at, kPiece);",
+        "hw::bulk_prefetch(from + at + kBudget, kPiece);",
     ),
     Mutant(
         "pull: no proxy fence before reading staged rows",

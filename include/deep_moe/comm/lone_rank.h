@@ -36,23 +36,30 @@ struct LoneRank {
         hw::sync_warp();
         DM_NO_UNROLL
         for (u32 entry = hw::lane_idx(); entry < entries; entry += kWarpSize) {
-            const u32 expert = hw::load_shared(experts_of_entries(ctx) + entry);
+            const u32 expert = expert_of(ctx, entry);
             if (expert < kExperts) hw::atomic_add_shared(rows + expert, 1);
         }
         hw::sync_warp();
         ctx.trace.lap(TraceKind::Route);
         Receive<kConfig>::list_experts(ctx);
-        // Nobody waits for it here, but later launches count on it.
-        if (hw::block_idx() == 0) Arrivals<BufferField::CountFlags>::arrive(ctx, 1);
+        arrive(ctx);
         ctx.trace.lap(TraceKind::Receive);
+    }
+
+    // Nobody waits for it here, but later launches count on it.
+    static DM_DEVICE void arrive(const Context<kConfig>& ctx) {
+        if (hw::block_idx() == 0) Arrivals<BufferField::CountFlags>::arrive(ctx, 1);
+    }
+
+    // Expert of an entry, or kExperts for none. After read_entries.
+    static DM_DEVICE u32 expert_of(const Context<kConfig>& ctx, u32 entry) {
+        return entry < entries_of(ctx) ? hw::load_shared(experts_of_entries(ctx) + entry) : kExperts;
     }
 
     // The entry of an expert's row. Warp-collective.
     static DM_DEVICE u32 entry_of(const Context<kConfig>& ctx, u32 expert, u32 row) {
         for (u32 base = 0;; base += kWarpSize) {
-            const u32 entry = base + hw::lane_idx();
-            const bool here = entry < entries_of(ctx) && hw::load_shared(experts_of_entries(ctx) + entry) == expert;
-            u32 found = hw::ballot(here);
+            u32 found = hw::ballot(expert_of(ctx, base + hw::lane_idx()) == expert);
             const u32 rows = hw::popcount(found);
             if (row >= rows) {
                 row -= rows;

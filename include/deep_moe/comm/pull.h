@@ -103,14 +103,14 @@ private:
 
 template <MegaMoeConfig kConfig>
 struct Pull {
-    // Both dispatch warps of every CTA; `warp` counts them within the CTA. False when the launch is to be abandoned.
+    // The pulling warps of every CTA; `warp` counts them within the CTA. False when the launch is to be abandoned.
     static DM_DEVICE bool run(const Context<kConfig>& ctx, u32 warp) {
         hw::fence_proxy_async();  // peers staged their rows with ordinary stores; bulk copies read them
-        const u32 stride = hw::grid_dim() * kNumDispatchWarps;
+        const u32 stride = hw::grid_dim() * kConfig.pull_warps();
         RowCursor<kConfig> cursor(ctx);
         Request row{}, next{};             // the oldest under way, and the one behind it
         u32 requested = 0, delivered = 0;  // row n uses buffer n % kBuffers, whose barrier is then in phase n / kBuffers
-        for (u32 i = hw::block_idx() * kNumDispatchWarps + warp;; i += stride) {
+        for (u32 i = hw::block_idx() * kConfig.pull_warps() + warp;; i += stride) {
             const bool more = cursor.seek(i);
             while (delivered < requested && (!more || requested - delivered == kBuffers)) {
                 if (!deliver(ctx, row, warp, delivered)) return drain(ctx, warp, delivered, requested);
@@ -180,9 +180,8 @@ private:
             hw::bulk_store(ctx.template own<BufferField::L1Pool>() + pool_row * u64(kConfig.hidden),
                            row_buffer(ctx, warp, number), kConfig.hidden);
             hw::bulk_commit();
-            const u32 token = row.entry / kConfig.num_topk, slot = row.entry % kConfig.num_topk;
             hw::store(ctx.template own<BufferField::RowMeta>() + pool_row,
-                      RowMeta{row.source, slot * kConfig.max_tokens_per_rank + token, request.weight, 0});
+                      row_meta(kConfig, row.source, row.entry, request.weight));
         }
         float* pool_sf = ctx.template own<BufferField::L1PoolSf>() + u64(ring_slot) * kKBlocks * kConfig.block_m;
         DM_UNROLL

@@ -32,7 +32,7 @@ struct Receive {
         return true;
     }
 
-    // Once recv_rows are there: which experts have rows, and what the first CTA passes on for the whole rank.
+    // Once recv_rows are there: which experts have rows.
     static DM_DEVICE void list_experts(const Context<kConfig>& ctx) {
         u16* list = ctx.template shared<SmemField::Touched, u16>();
         u32 touched = 0, blocks = 0;
@@ -44,16 +44,28 @@ struct Receive {
             if (rows != 0) hw::store_shared(list + touched + hw::popcount(with_rows & below), u16(e));
             touched += hw::popcount(with_rows);
             blocks += ceil_div(rows, kConfig.block_m);
-            if (rows != 0 && hw::block_idx() == 0 && ctx.params.recv_stats != nullptr)
-                hw::store(ctx.params.recv_stats + e, hw::load(ctx.params.recv_stats + e) + i32(rows));
         }
         for (u32 mask = 1; mask < kWarpSize; mask *= 2) blocks += hw::shfl_xor(blocks, mask);
-        if (hw::lane_idx() != 0) return;
+        if (hw::lane_idx() == 0) announce(ctx, touched, blocks);
+    }
+
+    // One thread: so many experts are in the list, with so many row blocks.
+    static DM_DEVICE void announce(const Context<kConfig>& ctx, u32 touched, u32 blocks) {
         u32* state = ctx.template shared<SmemField::State, u32>();
         hw::store_shared(state + 3, touched);
         hw::store_shared(state + 4, blocks);
         if (hw::block_idx() == 0)
             hw::store(ctx.template own<BufferField::Header>()->blocks_used + (ctx.epoch() & 1), blocks);
+    }
+
+    // One warp of the first CTA, after counts_ready: adds the received rows to the caller's statistics.
+    static DM_DEVICE void add_statistics(const Context<kConfig>& ctx) {
+        if (ctx.params.recv_stats == nullptr) return;
+        DM_NO_UNROLL
+        for (u32 i = hw::lane_idx(); i < ctx.num_touched(); i += kWarpSize) {
+            i32* stat = ctx.params.recv_stats + ctx.touched_expert(i);
+            hw::store(stat, hw::load(stat) + i32(ctx.expert_rows(ctx.touched_expert(i))));
+        }
     }
 };
 

@@ -1,7 +1,7 @@
 // A warpgroup's part of a tile in registers, and which rows and columns of it a thread holds.
 #pragma once
 
-#include "deep_moe/kernels/context.h"
+#include "deep_moe/comm/direct_rows.h"
 #include "deep_moe/mma/promote.h"
 
 namespace deep_moe {
@@ -60,7 +60,12 @@ struct TileRows {
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
             valid[r] = tile.row(r) < task.rows;
-            meta[r] = valid[r] ? hw::load(block + tile.row(r)) : RowMeta{};
+            if (!valid[r])
+                meta[r] = RowMeta{};
+            else if (DirectRows<kConfig>::applies(ctx))
+                meta[r] = DirectRows<kConfig>::meta_of(ctx, task.block, tile.row(r));
+            else
+                meta[r] = hw::load(block + tile.row(r));
         }
     }
 };

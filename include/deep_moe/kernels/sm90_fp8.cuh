@@ -24,6 +24,8 @@ DM_DEVICE void sm90_fp8_mega_moe(const MegaMoeParams& params, const MegaMoeTenso
     hw::wait_for_predecessors();
     if (hw::thread_idx() == 0) ctx.init_state();
     if (warp == 2) DispatchRole<kConfig>::prefetch(ctx);
+    if constexpr (kConfig.has_direct_rows())
+        if (warp == 3) DirectRows<kConfig>::read_tokens(ctx);
     hw::sync_block();
 
     if (warp < 4) {

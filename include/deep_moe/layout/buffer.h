@@ -55,6 +55,11 @@ struct alignas(16) RowMeta {
     u32 reserved;
 };
 
+// Of the row that an entry (token * K + slot) of a rank becomes.
+constexpr RowMeta row_meta(const MegaMoeConfig& c, u32 source_rank, u32 entry, float weight) {
+    return {source_rank, entry % c.num_topk * c.max_tokens_per_rank + entry / c.num_topk, weight, 0};
+}
+
 constexpr FieldSpec buffer_field_spec(const MegaMoeConfig& c, BufferField field) {
     const u64 ranks = c.num_ranks, experts = c.num_experts, local = c.experts_per_rank();
     const u64 tokens = c.max_tokens_per_rank, topk = c.num_topk, ring = c.ring_rows, blocks = c.max_blocks();

@@ -19,6 +19,8 @@ constexpr u32 kBlockN = 256;            // weight rows of a tile; an L1 tile is 
 constexpr u32 kScaleGroup = 128;        // channels that share an activation scale, rows and columns of a weight scale
 constexpr u32 kWarpgroupRows = 64;      // that a warpgroup multiplies at a time
 constexpr u32 kSwappedBlockM = 8;       // the narrowest N of a wgmma
+constexpr u32 kMaxDirectRows = 32;      // of one rank alone that are not pulled (comm/direct_rows.h),
+constexpr u32 kMaxDirectTokens = 4;     // of at most so many tokens
 constexpr u32 kMaxOrderBlocks = 65536;  // of lag and unit: their rows fit 32 bits
 constexpr u32 kNumMathWarpgroups = 2;
 constexpr u32 kNumMathWarps = kNumMathWarpgroups * 4;
@@ -75,6 +77,12 @@ struct MegaMoeConfig {
     constexpr bool interleaves() const {
         return num_ranks > 1 && !swaps_operands() && l2_n_tiles() > l1_n_tiles() &&
                ring_blocks() >= lag_blocks + 2 * unit_blocks - 1;
+    }
+    // Dispatch warps of a CTA that pull rows. With few rows one is enough, and leaves room for one more stage.
+    constexpr u32 pull_warps() const { return swaps_operands() ? 1 : kNumDispatchWarps; }
+    // Whether launches with few rows load them from where they were staged (comm/direct_rows.h). They use no ring slot twice.
+    constexpr bool has_direct_rows() const {
+        return num_ranks == 1 && swaps_operands() && ring_blocks() >= kMaxDirectRows;
     }
     // Rows that are multiplied for a tile of so many valid ones: a short last block of an expert costs half.
     constexpr u32 tile_rows(u32 rows) const {

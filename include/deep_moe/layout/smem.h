@@ -18,14 +18,17 @@ enum class SmemField : u32 {
     B,          // [stages][256][128] weights, 128-byte swizzle
     SfA,        // f32 [stages][K blocks][BM]
     SfB,        // f32 [tiles][K blocks][2]: the weight scale records of the tiles under way
-    RowBuffer,  // [dispatch warps][row buffers][H]: rows on their way from a peer to the pool
+    RowBuffer,  // [pulling warps][row buffers][H]: rows on their way from a peer to the pool; where they are not pulled,
+                // f32 [kMaxDirectTokens][K blocks]: scales of the staged tokens
     RecvRows,   // u32 [R][E_local]: rows received per local expert from this source and all before it
     Touched,    // u16 [E_local]: experts that have received rows, ascending
     Entries,    // u16 [kMaxLoneEntries]: expert of every entry (comm/lone_rank.h)
-    Tasks,      // TileTask [kTaskDepth]
-    Amax,       // f32 [2][warpgroups][64] or [2][warps][8]: exchange between those that share a scale group
-    Barriers,   // u64 [kNumBarriers]
-    State,      // u32 [5]: aborted flag, launch epoch, staged tokens, touched experts, row blocks
+    DirectEntries,  // u8 [kMaxDirectRows][8]: entry of a row, by block (comm/direct_rows.h)
+    DirectWeights,  // f32 [kMaxDirectRows]: top-k weight of every entry
+    Tasks,          // TileTask [kTaskDepth]
+    Amax,           // f32 [2][warpgroups][64] or [2][warps][8]: exchange between those that share a scale group
+    Barriers,       // u64 [kNumBarriers]
+    State,          // u32 [5]: aborted flag, launch epoch, staged tokens, touched experts, row blocks
     kCount
 };
 
@@ -63,13 +66,21 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 
         case SmemField::SfB:
             return {"smem_sf_b", Dtype::F32, {num_scale_tiles(c, stages), scale_tile_floats(c), 1}, 128};
         case SmemField::RowBuffer:
-            return {"smem_rows", Dtype::E4m3, {kNumDispatchWarps, row_buffers, align_up(c.hidden, 128u)}, 128};
+            return {"smem_rows", Dtype::E4m3, {c.pull_warps(), row_buffers, align_up(c.hidden, 128u)}, 128};
         case SmemField::RecvRows: return {"smem_recv_rows", Dtype::U32, {c.num_ranks, c.experts_per_rank(), 1}, 16};
         case SmemField::Touched: return {"smem_touched", Dtype::U16, {c.experts_per_rank(), 1, 1}, 16};
         case SmemField::Entries:
             return {"smem_entries", Dtype::U16, {c.num_ranks == 1 ? kMaxLoneEntries : 0, 1, 1}, 16};
+        case SmemField::DirectEntries:
+            return {"smem_direct_entries", Dtype::U8, {c.has_direct_rows() ? kMaxDirectRows : 0, c.block_m, 1}, 16};
+        case SmemField::DirectWeights:
+            return {"smem_direct_weights", Dtype::F32, {c.has_direct_rows() ? kMaxDirectRows : 0, 1, 1}, 16};
         case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
-        case SmemField::Amax: return {"smem_amax", Dtype::F32, {2, kNumMathWarpgroups, 64}, 16};
+        case SmemField::Amax:
+            return {"smem_amax",
+                    Dtype::F32,
+                    {2, c.swaps_operands() ? kNumMathWarps : kNumMathWarpgroups, c.swaps_operands() ? c.block_m : 64},
+                    16};
         case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {BarrierLayout{stages}.count(), 1, 1}, 16};
         case SmemField::State: return {"smem_state", Dtype::U32, {5, 1, 1}, 16};
         default: return {"", Dtype::U8, {0, 1, 1}, 1};

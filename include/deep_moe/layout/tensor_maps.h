@@ -1,4 +1,4 @@
-// The tensor maps of the mega kernel (its activation pools), described once: the host encodes them for the GPU
+// The tensor maps of the mega kernel (staged tokens, activation pools), described once: the host encodes them for the GPU
 // (cuTensorMapEncodeTiled) or for the emulator from the same TensorMapSpec.
 #pragma once
 
@@ -7,7 +7,8 @@
 namespace deep_moe {
 
 // A row block of a pool: of a K block (L2Acts with swapped operands: of all K blocks of a stage), whole or a box of rows.
-enum class MapIndex : u32 { L1Acts, L1ActsBox, L2Acts, L2ActsBox, kCount };
+// StagedRow: a K block of one token.
+enum class MapIndex : u32 { L1Acts, L1ActsBox, L2Acts, L2ActsBox, StagedRow, kCount };
 
 // e4m3 elements (1 byte), 128-byte swizzle, zero fill out of bounds. Dimension 0 is the contiguous one.
 struct TensorMapSpec {
@@ -33,6 +34,7 @@ constexpr TensorMapSpec tensor_map_spec(const MegaMoeConfig& c, MapIndex map) {
                         {c.padded_intermediate(), kBlockK},
                         {kBlockK, c.block_m, c.l2_stage_k_blocks()}};
             return pool("l2_acts", c.padded_intermediate(), c.block_m);
+        case MapIndex::StagedRow: return {"x", 2, {c.hidden, c.max_tokens_per_rank, 1}, {c.hidden, 0}, {kBlockK, 1, 1}};
         default: return pool("l2_acts_box", c.padded_intermediate(), c.box_rows());
     }
 }

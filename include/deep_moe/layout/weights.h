@@ -40,6 +40,13 @@ constexpr u64 l2_weight_bytes(const MegaMoeConfig& c) {
     return u64(c.l2_weight_tiles()) * c.l2_k_blocks() * kWeightBlockBytes;
 }
 
+// Up to so many bytes of weights should not drive other lines out of the L2 cache, most of all dirty ones, which would have
+// to be written: 2 to 3 us of 60. Of more bytes the hint costs as much (bench/experiments/stream.cu).
+constexpr u64 kEvictFirstBytes = u64(200) << 20;
+constexpr bool loads_evict_first(const MegaMoeConfig& c, u32 experts) {
+    return c.swaps_operands() && experts * (l1_weight_bytes(c) + l2_weight_bytes(c)) <= kEvictFirstBytes;
+}
+
 constexpr u32 kL1GroupChannels = 64;  // a thread of a quad holds 16 of them: 16 bytes of e4m3
 constexpr u32 kL2GroupChannels = 32;  // 8 of them: 16 bytes of bf16
 

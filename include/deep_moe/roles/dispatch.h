@@ -1,6 +1,8 @@
 // The two dispatch warps: route this rank's tokens, learn what comes from all ranks, pull it.
 #pragma once
 
+#include "deep_moe/comm/direct_rows.h"
+#include "deep_moe/comm/early_weights.h"
 #include "deep_moe/comm/pull.h"
 #include "deep_moe/comm/receive.h"
 #include "deep_moe/comm/route.h"
@@ -17,11 +19,15 @@ struct DispatchRole {
             hw::sync_warp();
             if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().counts_ready()));
         } else if (warp == 1) {
+            EarlyWeights<kConfig>::prefetch(ctx);
             clear_other_bank(ctx);
         }
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
         ctx.trace.lap(TraceKind::WaitCounts);
-        if (!ctx.warp_aborted() && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
+        if (ctx.warp_aborted()) return;
+        const bool pulls = warp < kConfig.pull_warps() && !DirectRows<kConfig>::applies(ctx);
+        if (pulls && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
+        if (warp == 1 && hw::block_idx() == 0) Receive<kConfig>::add_statistics(ctx);
     }
 
     // While shared memory is made ready: what the routing and the first pulled rows will read comes into the L2 cache,
@@ -43,8 +49,12 @@ struct DispatchRole {
 private:
     // Until this CTA knows what will come. False when the launch is to be abandoned.
     static DM_DEVICE bool route(const Context<kConfig>& ctx) {
-        if (!LoneRank<kConfig>::applies(ctx)) return Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
-        LoneRank<kConfig>::run(ctx);
+        if (DirectRows<kConfig>::applies(ctx))
+            DirectRows<kConfig>::route(ctx);
+        else if (LoneRank<kConfig>::applies(ctx))
+            LoneRank<kConfig>::run(ctx);
+        else
+            return Route<kConfig>::run(ctx) && Receive<kConfig>::run(ctx);
         return true;
     }
 

@@ -3,6 +3,7 @@
 // last stage of a tile: what has to come from memory for it is on its way while they wait for that stage.
 #pragma once
 
+#include "deep_moe/comm/direct_rows.h"
 #include "deep_moe/pipe/tasks.h"
 
 namespace deep_moe {
@@ -18,9 +19,7 @@ struct LoadBRole {
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
         ctx.trace.lap(TraceKind::WaitCounts);
         if (ctx.aborted()) return tasks.publish(ctx, kEnd);
-        const bool evict_first =
-            kConfig.swaps_operands() &&
-            ctx.num_touched() * (l1_weight_bytes(kConfig) + l2_weight_bytes(kConfig)) <= kEvictFirstBytes;
+        const bool evict_first = loads_evict_first(kConfig, ctx.num_touched());
         TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx});
         u32 place = hw::block_idx(), taken = 0;  // places that CTAs have asked for, beyond the first one of each
         TileTask task = order.first(place);
@@ -50,10 +49,6 @@ private:
     // NOTES: the place is asked for as late as its way to memory and back allows. A whole tile earlier the last tiles
     // would go to CTAs that are not ready for them (9 % at 1024 tokens).
     static constexpr u32 kAskBefore = 3;  // stages before the end
-
-    // Up to so many bytes of weights should not drive other lines out of the L2 cache, most of all dirty ones, which would
-    // have to be written: 2 to 3 us of 60. Of more bytes the hint costs as much (experiments/stream.cu).
-    static constexpr u64 kEvictFirstBytes = 200u << 20;
 
     // What a stage holds of the tile's weights; the first one comes with the scales of all.
     static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 step, u32 stage,
@@ -166,6 +161,7 @@ private:
         return task.kind == TaskKind::L1 ? task.rows : kConfig.l1_n_tiles();
     }
     static DM_DEVICE bool is_ready(const Context<kConfig>& ctx, const TileTask& task) {
+        if (task.kind == TaskKind::L1 && DirectRows<kConfig>::applies(ctx)) return true;
         return task.kind != TaskKind::End &&
                hw::load_acquire<hw::Scope::Gpu>(ready_word(ctx, task)) == ready_count(task);
     }
@@ -179,6 +175,7 @@ private:
     static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 step, u32 stage) {
         constexpr u32 kStageBlocks = kConfig.l2_stage_k_blocks(), kBlockBytes = kConfig.block_m * kBlockK;
         const bool is_l1 = task.kind == TaskKind::L1;
+        if (is_l1 && DirectRows<kConfig>::applies(ctx)) return load_staged_rows(ctx, task, step, stage);
         const u32 parts = ctx.stage_k_blocks(task.kind), k_blocks = ctx.k_blocks(task.kind), first_kb = step * parts;
         const u32 count = min_of(parts, k_blocks - first_kb), first_row = task.ring_slot * kConfig.block_m;
         const u32 rows = kConfig.loaded_rows(task.rows), scale_bytes = count * rows * u32(sizeof(float));
@@ -194,6 +191,18 @@ private:
             load_rows(ctx, is_l1, first_kb * kBlockK, first_row, rows, tile, full);
         hw::bulk_load(ctx.template shared<SmemField::SfA, float>() + stage * kStageBlocks * kConfig.block_m, scales,
                       scale_bytes, full);
+    }
+
+    // A K block of every row; the scales are in shared memory already.
+    static DM_DEVICE void load_staged_rows(const Context<kConfig>& ctx, const TileTask& task, u32 kb, u32 stage) {
+        constexpr u32 kStageBytes = kConfig.l2_stage_k_blocks() * kConfig.block_m * kBlockK;
+        u64* full = ctx.barrier(ctx.barriers().full(stage));
+        hw::mbarrier_arrive_expect_tx(full, task.rows * kBlockK);
+        u8* tile = ctx.template shared<SmemField::A, u8>() + stage * kStageBytes;
+        DM_NO_UNROLL
+        for (u32 row = 0; row < task.rows; ++row)
+            hw::tma_load_2d(tile + row * kBlockK, ctx.map(MapIndex::StagedRow), kb * kBlockK,
+                            DirectRows<kConfig>::token_of(ctx, task.block, row), full);
     }
 
     // A K block of rows: the whole block or boxes of it.

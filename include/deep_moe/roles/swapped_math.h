@@ -2,6 +2,7 @@
 // L2 tiles they take in turns.
 #pragma once
 
+#include "deep_moe/comm/direct_rows.h"
 #include "deep_moe/epi/swapped.h"
 #include "deep_moe/pipe/stages.h"
 
@@ -52,9 +53,10 @@ private:
         ctx.trace.lap(TraceKind::Epilogue, task);
     }
 
-    // Where the operands of the ring's first stage are.
+    // Where the operands of the ring's first stage are, and the scales of this thread's rows if they are not in the stages.
     struct Operands {
         u64 weights, rows;
+        const float* row_scales[2];
     };
 
     // The tile's first stage has come.
@@ -67,13 +69,22 @@ private:
         constexpr u32 kRest = (kIsL1 ? kConfig.l1_k_blocks() : kConfig.l2_k_blocks()) % kBlocks;
         const u32 whole = ctx.k_blocks(kKind) / kBlocks;
         const u32 first_group = kIsL1 ? thread.math_warp / 4 * kL1Pieces : 0;
-        const Operands operands{
+        Operands operands{
             swizzle128_descriptor(
                 hw::uniform(hw::shared_address(ctx.template shared<SmemField::B, u8>() + first_group * kGroupBytes))),
-            swizzle128_descriptor(hw::uniform(hw::shared_address(ctx.template shared<SmemField::A, u8>())))};
-        for (u32 step = 0; step < whole; ++step, weight_scales += kBlocks * kWeightScaleRecord)
+            swizzle128_descriptor(hw::uniform(hw::shared_address(ctx.template shared<SmemField::A, u8>()))),
+            {}};
+        const bool direct = kIsL1 && DirectRows<kConfig>::applies(ctx);
+        DM_UNROLL
+        for (u32 i = 0; i < 2; ++i)
+            if (direct)
+                operands.row_scales[i] =
+                    DirectRows<kConfig>::scales_of(ctx, task.block, min_of(thread.row(i), task.rows - 1u));
+        for (u32 step = 0; step < whole; ++step, weight_scales += kBlocks * kWeightScaleRecord) {
             multiply_stage<kKind, kPieces>(ctx, task, thread, operands, weight_scales, sum, stage,
                                            kRest == 0 && step + 1 == whole);
+            if (direct) ++operands.row_scales[0], ++operands.row_scales[1];
+        }
         if constexpr (kRest != 0)
             multiply_stage<kKind, kRest>(ctx, task, thread, operands, weight_scales, sum, stage, true);
     }
@@ -106,13 +117,15 @@ private:
                                                       k != 0);
         hw::wgmma_commit();
         float x_sf[kBlocks][2], w_sf[kBlocks][2];
-        const float* row_scales =
+        const float* stage_scales =
             ctx.template shared<SmemField::SfA, float>() + stage.slot * kStageBlocks * kSwappedBlockM;
+        const bool direct = kIsL1 && operands.row_scales[0] != nullptr;  // one K block a stage
         DM_UNROLL
         for (u32 b = 0; b < kBlocks; ++b)
             DM_UNROLL
             for (u32 i = 0; i < 2; ++i) {
-                x_sf[b][i] = hw::load_shared(row_scales + b * kSwappedBlockM + thread.row(i));
+                x_sf[b][i] = hw::load_shared(direct ? operands.row_scales[i]
+                                                    : stage_scales + b * kSwappedBlockM + thread.row(i));
                 w_sf[b][i] = hw::load_shared(weight_scales + b * kWeightScaleRecord + (kIsL1 ? i : half));
             }
         Stage next = stage;

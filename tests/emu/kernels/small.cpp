@@ -24,7 +24,7 @@ enum Case {
 };
 
 DM_DEVICE void collectives(const Args* a, u32 t) {
-    u32* out = reinterpret_cast<u32*>(a->out) + t * 8;
+    u32* out = reinterpret_cast<u32*>(a->out) + t * 9;
     const u32 value = t * 3 + 1;
     hw::store(out + 0, hw::shfl(value, 5));
     hw::store(out + 1, hw::shfl_xor(value, 2));
@@ -34,6 +34,7 @@ DM_DEVICE void collectives(const Args* a, u32 t) {
     hw::store(out + 5, hw::float_bits(hw::shfl_xor(float(t) * 0.5f, 1)));
     hw::store(out + 6, hw::byte_permute(0x33221100u, 0x77665544u, 0x7351u));
     hw::store(out + 7, hw::popcount(value) << 8 | hw::lowest_bit(value));
+    hw::store(out + 8, hw::min_of_lanes(value ^ 21) << 1 | u32(hw::elect_one()));
 }
 
 DM_DEVICE void convert(const Args* a, u32 t) {

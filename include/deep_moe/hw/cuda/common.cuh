@@ -48,6 +48,7 @@ DM_DEVICE T shfl_up(T value, u32 delta) {
 }
 DM_DEVICE u32 ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
 DM_DEVICE bool all_lanes(bool predicate) { return __all_sync(0xffffffffu, predicate); }
+DM_DEVICE u32 min_of_lanes(u32 x) { return __reduce_min_sync(0xffffffffu, x); }
 DM_DEVICE u32 popcount(u32 x) { return __popc(x); }
 DM_DEVICE u32 lowest_bit(u32 x) { return __ffs(int(x)) - 1; }  // x != 0
 

@@ -16,6 +16,10 @@ DM_DEVICE void store(T* p, T value) {
 }
 // Asks for the line of an address in the L2 cache.
 DM_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
+// For all lines of a multiple of 16 bytes, aligned to 16.
+DM_DEVICE void bulk_prefetch(const void* p, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
 DM_DEVICE u64 evict_first_policy() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

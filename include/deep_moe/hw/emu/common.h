@@ -44,6 +44,10 @@ DM_DEVICE T shfl_up(T value, u32 delta) {
 }
 DM_DEVICE u32 ballot(bool predicate) { return u32(emu_collective(emu::Collective::Ballot, predicate, 0)); }
 DM_DEVICE bool all_lanes(bool predicate) { return emu_collective(emu::Collective::AllLanes, predicate, 0) != 0; }
+DM_DEVICE u32 min_of_lanes(u32 x) {
+    for (u32 mask = 1; mask < kWarpSize; mask *= 2) x = min_of(x, shfl_xor(x, mask));
+    return x;
+}
 DM_DEVICE u32 popcount(u32 x) { return u32(__builtin_popcount(x)); }
 DM_DEVICE u32 lowest_bit(u32 x) { return u32(__builtin_ctz(x)); }  // x != 0
 

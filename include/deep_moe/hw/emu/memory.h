@@ -42,6 +42,10 @@ DM_DEVICE void prefetch(const void* p) {
     emu::ThreadHead* t = emu::self();
     t->api->prefetch(t, p);
 }
+DM_DEVICE void bulk_prefetch(const void* p, u32 bytes) {
+    prefetch(p);
+    prefetch(static_cast<const u8*>(p) + bytes - 1);
+}
 DM_DEVICE Vec16 load_evict_first(const Vec16* p) { return load(p); }
 DM_DEVICE void store_evict_first(Vec16* p, Vec16 v) { store(p, v); }
 template <typename T>
