@@ -136,7 +136,7 @@ EmulatorStagePlan::EmulatorStagePlan(emu::World& world, const EmulatorKernel& ke
 emu::Counts EmulatorStagePlan::run(const emu::Options& options, u32 num_sms, const StageCall& call) const {
     const u64 rows = call.max_count, topk = config_.num_topk;
     emu::LaunchRequest request = request_;
-    request.num_sms = min_of(num_sms, stage_grid(call.max_count, request.threads, num_sms));
+    request.num_sms = min_of(num_sms, stage_grid(call.max_count, num_sms));
     request.args = {bytes_of(make_params(buffer_, call))};
     const u64 row_bytes = call.x_sf ? config_.hidden : config_.hidden * 2;
     request.regions.push_back(region("input x", call.x, strided_bytes(rows, call.x_stride, row_bytes), false));

@@ -81,10 +81,7 @@ StageParams make_params(u64 buffer, const StageCall& call) {
     return params;
 }
 
-u32 stage_grid(u32 max_count, u32 threads, u32 num_sms) {
-    const u32 blocks = ceil_div(max_count, threads / kWarpSize);
-    return max_of(1u, min_of(blocks, num_sms * kStageBlocksPerSm));
-}
+u32 stage_grid(u32 max_count, u32 num_sms) { return max_of(1u, min_of(max_count, num_sms * kStageBlocksPerSm)); }
 
 cuda::KernelInfo mega_kernel_info(const MegaMoeConfig& config) {
     return {buffer_layout_hash(config), smem_bytes(config), kNumThreads, u64(KernelKind::Mega)};
@@ -122,7 +119,7 @@ StagePlan::StagePlan(const cuda::Kernel& kernel, u64 buffer, u32 num_sms)
 void StagePlan::run(u64 stream, const StageCall& call) const {
     StageParams params = make_params(buffer_, call);
     void* arguments[] = {&params};
-    const u32 grid = stage_grid(call.max_count, kernel_.threads(), num_sms_);
+    const u32 grid = stage_grid(call.max_count, num_sms_);
     kernel_.launch(grid, pointer<cuda::StreamImpl>(stream), arguments);
 }
 

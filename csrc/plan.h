@@ -54,8 +54,8 @@ StageParams make_params(u64 buffer, const StageCall& call);
 // Of what the tensor map describes.
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map);
 void patch(MegaMoeParams& params, const MegaCall& call);
-// One warp per token, grid-stride; at least one block, which writes the token count.
-u32 stage_grid(u32 max_count, u32 threads, u32 num_sms);
+// One block per token, grid-stride; at least one, which writes the token count.
+u32 stage_grid(u32 max_count, u32 num_sms);
 
 cuda::KernelInfo mega_kernel_info(const MegaMoeConfig& config);
 cuda::KernelInfo stage_kernel_info(const MegaMoeConfig& config);

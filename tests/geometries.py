@@ -75,6 +75,9 @@ GEOMETRIES = {
     "traced": Geometry(
         4, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=64, overrides=dict(trace_events=128)
     ),
+    "traced-1": Geometry(
+        1, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=80, overrides=dict(trace_events=128)
+    ),
     # CASES 8
     "768x1152": Geometry(2, experts=4, topk=1, hidden=768, intermediate=1152, max_tokens=32),
     "8192x192": Geometry(2, experts=2, topk=2, hidden=8192, intermediate=192, max_tokens=16),

@@ -48,6 +48,7 @@ class Case:
     block_m: int
     layers: tuple[Layer, ...]
     experts: int = 10
+    topk: int = 4
     hidden: int = 320  # no size is a multiple of a tile
     intermediate: int = 144
     ring_blocks: int = 2  # it wraps
@@ -59,7 +60,7 @@ class Case:
         """With one tile height, and every call in the last bound class, so that a case builds one mega kernel."""
         return deep_moe.Problem(
             num_experts=self.experts,
-            num_topk=4,
+            num_topk=self.topk,
             hidden=self.hidden,
             intermediate=self.intermediate,
             max_tokens_per_rank=72,
@@ -84,9 +85,18 @@ LONE_LAYERS = (  # up to 256 entries, which is 64 tokens, a lone rank routes in 
     Layer((9,), "with_holes"),
     Layer((70,), "random"),
     Layer((64,), "random"),
+    Layer((5,), "random"),
     Layer((64,), "random"),
 )
+# A lone rank does not pull the rows of up to four tokens with up to 32 entries: here of all but the first layer.
+DIRECT_LAYERS = (
+    Layer((4,), "random"),
+    Layer((3,), "with_holes"),
+    Layer((3,), "duplicates"),
+    Layer((1,), "to_expert", 0),
+)
 CASES = (
+    Case("8-row tiles, rows not pulled", 8, DIRECT_LAYERS, topk=9, ring_blocks=32, num_ranks=1),
     Case("64-row tiles", 64, LAYERS),
     # L2 tiles of two stages, the second of which holds one K block; a ring that wraps, in the last layer for one block.
     Case("8-row tiles", 8, (*LAYERS, Layer((33, 0), "to_expert", 3)), intermediate=528, ring_blocks=16, clamp=0.4),
@@ -100,7 +110,7 @@ CASES = (
         intermediate=3216,
         ring_blocks=16,
     ),
-    Case("8-row tiles, one rank", 8, LONE_LAYERS, experts=40, ring_blocks=16, num_ranks=1),
+    Case("8-row tiles, one rank", 8, LONE_LAYERS, experts=40, ring_blocks=32, num_ranks=1),
     # Only the ring of tasks holds the scheduler back, and every CTA has counters to clear.
     Case("many experts, one K block", 64, LAYERS[::-1], experts=80, hidden=128, intermediate=64, ring_blocks=48),
     Case("64-row tiles, clamp", 64, LAYERS[1:2], clamp=0.4),

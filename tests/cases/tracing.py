@@ -59,6 +59,22 @@ def test_every_tile_appears_once_per_role(traced):
         assert sum(1 for _ in one.spans("dispatch", "Pull")) == sum(rows)
 
 
+def test_a_lone_rank_tells_the_experts_of_its_blocks(worlds):
+    """Whether it pulls its rows (9 tokens), does not (4), or asks memory for the counts (70)."""
+    world = worlds("traced-1", num_sms=2)
+    for count, bound in ((70, None), (4, 4), (9, None), (3, 4)):
+        inputs = world.inputs([count], seed=count)
+        config = world.problem.configs(1)[0 if bound else -1]
+        (rows,) = world.expected_stats(inputs).tolist()
+        world.ranks[0].buffer.clear_trace()
+        world.call_and_check(inputs, bound=bound)
+        one = world.ranks[0].buffer.trace()
+        seen = Counter((span.phase, span.expert, span.block, span.n_tile) for _, span in one.spans("load B", "Load"))
+        assert seen == Counter(task[:4] for task in _C.task_order(config, rows)), count
+        assert sum(1 for _ in one.spans("dispatch", "Pull")) == (0 if bound else sum(rows))
+        assert trace.summary(one)
+
+
 def test_spans_follow_each_other(traced):
     for one in traced_call(traced, traced.inputs(COUNTS)):
         assert {warp.cta for warp in one.warps} == {0, 1} and len(one.warps) == 2 * len(_C.trace_warp_names())

@@ -2,8 +2,9 @@
 // rank that its own tokens name will have rows, whatever the others send; some of their weights come into the L2 cache
 // meanwhile.
 //
-// NOTES: 16 MiB make one token on two GPUs 2.5 us faster (70.7), 32 MiB 3. Where more is touched than is loaded
-// evict-first, as with two tokens, they cost 1 to 3 %: what has been fetched is gone before it is used.
+// NOTES: 16 MiB make one token on two GPUs 2.5 us faster (70.7), 32 MiB 3. Where more will be touched than is loaded
+// evict-first (as far as this rank's own tokens tell), as with two tokens, they cost 1 to 3 %: what has been fetched is
+// gone before it is used.
 #pragma once
 
 #include "deep_moe/comm/route.h"

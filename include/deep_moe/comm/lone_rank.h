@@ -51,6 +51,15 @@ struct LoneRank {
         if (hw::block_idx() == 0) Arrivals<BufferField::CountFlags>::arrive(ctx, 1);
     }
 
+    // One warp of the first CTA, after counts_ready: for the reader of a trace, where Route's counts would be.
+    static DM_DEVICE void record_counts(const Context<kConfig>& ctx) {
+        u32* counts = ctx.template own<BufferField::RecvCounts>();
+        for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) hw::store(counts + e, 0u);
+        hw::sync_warp();
+        for (u32 i = hw::lane_idx(); i < ctx.num_touched(); i += kWarpSize)
+            hw::store(counts + ctx.touched_expert(i), ctx.expert_rows(ctx.touched_expert(i)));
+    }
+
     // Expert of an entry, or kExperts for none. After read_entries.
     static DM_DEVICE u32 expert_of(const Context<kConfig>& ctx, u32 entry) {
         return entry < entries_of(ctx) ? hw::load_shared(experts_of_entries(ctx) + entry) : kExperts;

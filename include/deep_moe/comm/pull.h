@@ -1,9 +1,10 @@
-// Pulling rows: the owner copies every row it was sent from the source's staged input into the ring pool.
+// Pulling rows: the owner copies every row it was sent from the source's staged input into the ring pool (few rows of one
+// rank alone stay where they are: comm/direct_rows.h).
 //
 // Rows are numbered through the local experts in ascending order; within an expert, source by source, starting with
-// this rank, so that at any time different owners pull from different sources. Dispatch warp w of the grid takes rows
-// w, w + warps, ...: early blocks are complete first. Two rows are in flight per warp: one arriving in shared memory
-// while the other is stored. A row is published before the warp waits for the ring slot of the next one: otherwise the
+// this rank, so that at any time different owners pull from different sources. Pulling warp w of the grid takes rows
+// w, w + warps, ...: early blocks are complete first. With two row buffers one row arrives in shared memory while
+// another is stored. A row is published before the warp waits for the ring slot of the next one: otherwise the
 // tile that must free the slot could wait for that row.
 #pragma once
 

@@ -2,11 +2,12 @@
 //
 //   warp 0      LoadA     rows of a tile (TMA)
 //   warp 1      LoadB     schedule, weights of a tile (bulk copies)
-//   warps 2-3   Dispatch  routing counts, lists, pulling rows from all ranks
+//   warps 2-3   Dispatch  routing counts, lists, pulling rows from all ranks; early weights, statistics
 //   warps 4-11  Math      two warpgroups: wgmma, SwiGLU + requantise, scatter, combine
 //
 // One launch: route -> (flags) -> pull -> L1 tiles -> L2 tiles -> scatter -> (flags) -> combine. See comm/ for what
-// crosses ranks, sched/task_order.h for the order of tiles, layout/buffer.h for the memory.
+// crosses ranks and what is left out with few tokens (lone_rank.h, direct_rows.h), sched/task_order.h for the order of
+// tiles, layout/buffer.h for the memory.
 #pragma once
 
 #include "deep_moe/kernels/entry.h"

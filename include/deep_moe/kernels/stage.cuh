@@ -1,4 +1,4 @@
-// Staging: puts a rank's tokens into its symmetric buffer. One warp per token.
+// Staging: puts a rank's tokens into its symmetric buffer. One block per token, a warp for every 512 channels.
 //
 // Activations come as bf16 and are quantised (epi/quantise.h), or come quantised and are copied. Expert ids are made
 // int32, anything outside [0, E) becomes -1; top-k weights are multiplied by the routed scaling factor. Tokens at or
@@ -15,6 +15,8 @@ template <MegaMoeConfig kConfig>
 struct Stage {
     static constexpr u32 kHidden = kConfig.hidden;
     static constexpr u32 kGroups = kConfig.l1_k_blocks();
+    // A warp's part of a token.
+    static constexpr u32 kRounds = 2, kRoundChannels = kWarpSize * 8, kPartChannels = kRounds * kRoundChannels;
 
     static DM_DEVICE void run(const StageParams& params) {
         // In this order: what the next kernel finds must be what this one has written, not what the one before wrote.
@@ -24,12 +26,13 @@ struct Stage {
         if (hw::block_idx() == 0 && hw::thread_idx() == 0)
             hw::store(&buffer_field<kConfig, BufferField::Header>(params.buffer)->num_tokens, i32(count));
         const u32 warps = kStageThreads / kWarpSize;
-        for (u32 t = hw::block_idx() * warps + hw::warp_idx(); t < count; t += hw::grid_dim() * warps) {
-            if (params.x_sf != nullptr)
-                copy_token(params, t);
-            else
-                quantise_token(params, t);
-            route_token(params, t);
+        for (u32 t = hw::block_idx(); t < count; t += hw::grid_dim()) {
+            if (hw::warp_idx() == warps - 1) route_token(params, t);
+            for (u32 first = hw::warp_idx() * kPartChannels; first < kHidden; first += warps * kPartChannels)
+                if (params.x_sf != nullptr)
+                    copy_part(params, t, first);
+                else
+                    quantise_part(params, t, first);
         }
     }
 
@@ -39,23 +42,27 @@ private:
         return min_of(u32(max_of(hw::load(params.num_tokens), 0)), params.max_count);
     }
 
-    // Each half warp quantises a group of 128 channels, 8 channels a lane.
-    static DM_DEVICE void quantise_token(const StageParams& params, u32 t) {
+    // Channels `first` and following; each half warp quantises groups of 128, 8 channels a lane. All loads are under way
+    // before the first is used: with few tokens there is nothing else to wait for.
+    static DM_DEVICE void quantise_part(const StageParams& params, u32 t, u32 first) {
         const u8* x = static_cast<const u8*>(params.x) + t * params.x_stride;
         u8* out = buffer_field<kConfig, BufferField::X>(params.buffer) + t * u64(kHidden);
         float* out_sf = buffer_field<kConfig, BufferField::XSf>(params.buffer) + t * u64(kGroups);
-        const u32 half_lane = hw::lane_idx() % 16;
-        for (u32 base = 0; base < kGroups; base += 2) {
-            const u32 group = base + hw::lane_idx() / 16;
-            const u32 channel = group * kScaleGroup + half_lane * 8;
-            const bool valid = channel < kHidden;
-            Vec16 raw{};
-            if (valid) raw = hw::load(reinterpret_cast<const Vec16*>(x + channel * 2));
-            float v[8], amax = 0.0f;
+        const u32 lane_channel = first + hw::lane_idx() * 8;
+        Vec16 raw[kRounds];
         DM_UNROLL
+        for (u32 j = 0; j < kRounds; ++j) {
+            const u32 channel = lane_channel + j * kRoundChannels;
+            raw[j] = channel < kHidden ? hw::load(reinterpret_cast<const Vec16*>(x + channel * 2)) : Vec16{};
+        }
+        DM_UNROLL
+        for (u32 j = 0; j < kRounds; ++j) {
+            const u32 channel = lane_channel + j * kRoundChannels;
+            float v[8], amax = 0.0f;
+            DM_UNROLL
             for (u32 i = 0; i < 4; ++i) {
-                v[2 * i] = hw::bits_float(raw.w[i] << 16);
-                v[2 * i + 1] = hw::bits_float(raw.w[i] & 0xffff0000u);
+                v[2 * i] = hw::bits_float(raw[j].w[i] << 16);
+                v[2 * i + 1] = hw::bits_float(raw[j].w[i] & 0xffff0000u);
                 amax = hw::max(amax, hw::max(hw::abs(v[2 * i]), hw::abs(v[2 * i + 1])));
             }
             for (u32 mask = 1; mask < 16; mask *= 2) amax = hw::max(amax, hw::shfl_xor(amax, mask));
@@ -65,19 +72,21 @@ private:
             for (u32 i = 0; i < 2; ++i)
                 packed[i] = hw::pack_e4m3x2(hw::mul(v[4 * i], scale.inverse), hw::mul(v[4 * i + 1], scale.inverse)) |
                             hw::pack_e4m3x2(hw::mul(v[4 * i + 2], scale.inverse), hw::mul(v[4 * i + 3], scale.inverse)) << 16;
-            if (valid) hw::store(reinterpret_cast<u64*>(out + channel), u64(packed[1]) << 32 | packed[0]);
-            if (valid && half_lane == 0) hw::store(out_sf + group, scale.sf);
+            if (channel >= kHidden) continue;
+            hw::store(reinterpret_cast<u64*>(out + channel), u64(packed[1]) << 32 | packed[0]);
+            if (channel % kScaleGroup == 0) hw::store(out_sf + channel / kScaleGroup, scale.sf);
         }
     }
 
-    static DM_DEVICE void copy_token(const StageParams& params, u32 t) {
+    static DM_DEVICE void copy_part(const StageParams& params, u32 t, u32 first) {
         const u8* x = static_cast<const u8*>(params.x) + t * params.x_stride;
         u8* out = buffer_field<kConfig, BufferField::X>(params.buffer) + t * u64(kHidden);
-        for (u32 i = hw::lane_idx() * 16; i < kHidden; i += kWarpSize * 16)
+        for (u32 i = first + hw::lane_idx() * 16; i < min_of(first + kPartChannels, kHidden); i += kWarpSize * 16)
             hw::store(reinterpret_cast<Vec16*>(out + i), hw::load(reinterpret_cast<const Vec16*>(x + i)));
         const float* sf = at<float>(params.x_sf, t * params.x_sf_stride);
         float* out_sf = buffer_field<kConfig, BufferField::XSf>(params.buffer) + t * u64(kGroups);
-        for (u32 i = hw::lane_idx(); i < kGroups; i += kWarpSize) hw::store(out_sf + i, hw::load(sf + i));
+        const u32 group = first / kScaleGroup + hw::lane_idx();
+        if (hw::lane_idx() < kPartChannels / kScaleGroup && group < kGroups) hw::store(out_sf + group, hw::load(sf + group));
     }
 
     static DM_DEVICE void route_token(const StageParams& params, u32 t) {

@@ -9,7 +9,7 @@ namespace deep_moe {
 
 constexpr u32 kMaxSmemBytes = 232448;  // 227 KiB: the most a block may use on SM90 and SM100
 constexpr u32 kTaskDepth = 4;          // tile entries in flight between the scheduler and its readers
-constexpr u32 kMaxRowBuffers = 2;      // rows in flight per dispatch warp
+constexpr u32 kMaxRowBuffers = 2;      // rows in flight per pulling warp
 constexpr u32 kMaxStages = 8;
 constexpr u32 kMaxLoneEntries = 256;  // that one rank alone routes in every CTA
 

@@ -1,4 +1,5 @@
-// The two dispatch warps: route this rank's tokens, learn what comes from all ranks, pull it.
+// The two dispatch warps. The first routes this rank's tokens and learns what comes from all ranks, while the second asks for
+// weights and clears counters; then one or both pull rows, unless they are few enough to be left where they are.
 #pragma once
 
 #include "deep_moe/comm/direct_rows.h"
@@ -27,7 +28,10 @@ struct DispatchRole {
         if (ctx.warp_aborted()) return;
         const bool pulls = warp < kConfig.pull_warps() && !DirectRows<kConfig>::applies(ctx);
         if (pulls && !Pull<kConfig>::run(ctx, warp) && hw::lane_idx() == 0) ctx.set_aborted();
-        if (warp == 1 && hw::block_idx() == 0) Receive<kConfig>::add_statistics(ctx);
+        if (warp != 1 || hw::block_idx() != 0) return;
+        Receive<kConfig>::add_statistics(ctx);
+        if constexpr (kConfig.trace_events > 0)
+            if (LoneRank<kConfig>::applies(ctx)) LoneRank<kConfig>::record_counts(ctx);
     }
 
     // While shared memory is made ready: what the routing and the first pulled rows will read comes into the L2 cache,

@@ -9,7 +9,7 @@ DM_DEVICE u32 thread_idx() { return threadIdx.x; }
 DM_DEVICE u32 block_idx() { return blockIdx.x; }
 DM_DEVICE u32 grid_dim() { return gridDim.x; }
 DM_DEVICE u32 lane_idx() { return threadIdx.x % kWarpSize; }
-// True in one lane of a warp that is together here, always the same one: the first.
+// True in one lane of a warp that is together here, always the same one (on SM90 the first, as the tracer expects).
 //
 // NOTES: of a branch on this ptxas knows that one lane takes it; of lane_idx() == 0 it does not. There it builds a loop over the
 // active lanes around every bulk copy and TMA load (300 clocks instead of 60), and adds up an atomic's lanes and hands its
