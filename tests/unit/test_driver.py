@@ -112,14 +112,15 @@ def test_a_mega_launch(run):
     assert launch[0].startswith("launch context 101 grid 66,1,1 block 384,1,1 shared ")
     assert launch[0].endswith("stream a1 attributes 1 first 100000")
     maps = only(lines, "map")
-    assert len(maps) == 4
+    assert len(maps) == 5
     for line in maps:  # uint8, no interleave, 128-byte swizzle, 256-byte promotion, zero fill
         assert line.startswith("map aligned 1 type 0 ") and line.endswith("element 1,1,1 modes 0,3,3,0")
-        assert "rank 2 address 2" in line  # in the pools of the rank's buffer
+        assert "rank 2 address 2" in line  # in the rank's buffer
     for line, rows in zip(maps[:2], (64, 8), strict=True):  # a block, and a box of its rows
         assert f"dims 192,1024,0 strides 192,0 box 128,{rows},0" in line
-    for line, rows in zip(maps[2:], (64, 8), strict=True):
+    for line, rows in zip(maps[2:4], (64, 8), strict=True):
         assert f"dims 128,1024,0 strides 128,0 box 128,{rows},0" in line
+    assert "dims 192,32,0 strides 192,0 box 128,1,0" in maps[4]  # a staged token
 
 
 def test_wrong_plans_are_refused(run):
@@ -133,7 +134,7 @@ def test_wrong_plans_are_refused(run):
     """)
 
 
-@pytest.mark.parametrize("tokens, grid", [(0, 1), (1, 1), (8, 1), (9, 2), (32, 4), (1 << 20, 8 * 132)])
+@pytest.mark.parametrize("tokens, grid", [(0, 1), (1, 1), (9, 9), (8 * 132, 8 * 132), (1 << 20, 8 * 132)])
 def test_a_stage_launch(run, tokens, grid):
     lines = run(f"""
         loaded = kernel(tuple(_C.stage_kernel_info(config)), name="stage")
