@@ -162,8 +162,8 @@ EXCHANGE = (
     Mutant(
         "lone rank: more entries than there is room for",
         "comm/lone_rank.h",
-        "entries_of(ctx) <= kMaxLoneEntries",
-        "entries_of(ctx) <= 2 * kMaxLoneEntries",
+        "ctx.num_entries() <= kMaxLoneEntries",
+        "ctx.num_entries() <= 2 * kMaxLoneEntries",
     ),
     Mutant(
         "lone rank: no count arrival",
@@ -187,8 +187,8 @@ EXCHANGE = (
     Mutant(
         "direct rows: more entries than lanes",
         "comm/direct_rows.h",
-        "kConfig.num_topk <= kMaxDirectRows;",
-        "kConfig.num_topk <= 2 * kMaxDirectRows;",
+        "ctx.num_entries() <= kMaxDirectRows;",
+        "ctx.num_entries() <= 2 * kMaxDirectRows;",
     ),
     Mutant(
         "direct rows: all rows of an expert in its first place",

@@ -55,14 +55,14 @@ TILES = (
     Mutant(
         "split: short for any number of rows",
         "layout/config.h",
-        "rows <= kWarpgroupRows ? min_of(block_m, kWarpgroupRows) : block_m",
-        "min_of(block_m, kWarpgroupRows)",
+        "rows <= kWarpgroupRows ? kWarpgroupRows : block_m",
+        "kWarpgroupRows",
     ),
     Mutant(
         "split: short for 72 rows",
         "layout/config.h",
-        "rows <= kWarpgroupRows ? min_of(",
-        "rows <= kWarpgroupRows + 8 ? min_of(",
+        "rows <= kWarpgroupRows ? kWarpgroupRows",
+        "rows <= kWarpgroupRows + 8 ? kWarpgroupRows",
     ),
     Mutant(
         "split: rows of a full block expected for a short one",

@@ -13,8 +13,7 @@ template <MegaMoeConfig kConfig>
 struct DirectRows {
     // Equal in all CTAs.
     static DM_DEVICE bool applies(const Context<kConfig>& ctx) {
-        return kConfig.has_direct_rows() && ctx.num_tokens() <= kMaxDirectTokens &&
-               ctx.num_tokens() * kConfig.num_topk <= kMaxDirectRows;
+        return kConfig.has_direct_rows() && ctx.num_tokens() <= kMaxDirectTokens && ctx.num_entries() <= kMaxDirectRows;
     }
 
     // One warp of every CTA, before sync_block(): no need to know how many tokens there are.

@@ -15,7 +15,7 @@ template <MegaMoeConfig kConfig>
 struct EarlyWeights {
     // One warp of every CTA, before counts_ready.
     static DM_DEVICE void prefetch(const Context<kConfig>& ctx) {
-        const u32 entries = ctx.num_tokens() * kConfig.num_topk;
+        const u32 entries = ctx.num_entries();
         if (kConfig.num_ranks == 1 || !loads_evict_first(kConfig, entries)) return;
         u32 left = kLocal;  // this lane's expert, while it is neither another rank's nor done with
         if (hw::lane_idx() < entries) {

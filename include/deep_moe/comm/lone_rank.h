@@ -24,12 +24,12 @@ struct LoneRank {
 
     // Equal in all CTAs.
     static DM_DEVICE bool applies(const Context<kConfig>& ctx) {
-        return kConfig.num_ranks == 1 && entries_of(ctx) <= kMaxLoneEntries;
+        return kConfig.num_ranks == 1 && ctx.num_entries() <= kMaxLoneEntries;
     }
 
     // One warp of every CTA.
     static DM_DEVICE void run(const Context<kConfig>& ctx) {
-        const u32 entries = entries_of(ctx);
+        const u32 entries = ctx.num_entries();
         u32* rows = ctx.recv_rows(0, 0);
         DM_NO_UNROLL
         for (u32 e = hw::lane_idx(); e < kExperts; e += kWarpSize) hw::store_shared(rows + e, 0u);
@@ -62,7 +62,7 @@ struct LoneRank {
 
     // Expert of an entry, or kExperts for none. After read_entries.
     static DM_DEVICE u32 expert_of(const Context<kConfig>& ctx, u32 entry) {
-        return entry < entries_of(ctx) ? hw::load_shared(experts_of_entries(ctx) + entry) : kExperts;
+        return entry < ctx.num_entries() ? hw::load_shared(experts_of_entries(ctx) + entry) : kExperts;
     }
 
     // The entry of an expert's row. Warp-collective.
@@ -80,7 +80,6 @@ struct LoneRank {
     }
 
 private:
-    static DM_DEVICE u32 entries_of(const Context<kConfig>& ctx) { return ctx.num_tokens() * kConfig.num_topk; }
     static DM_DEVICE u16* experts_of_entries(const Context<kConfig>& ctx) {
         return ctx.template shared<SmemField::Entries, u16>();
     }

@@ -19,7 +19,7 @@ struct Route {
 
     // Warp-collective. False when the launch is to be abandoned.
     static DM_DEVICE bool run(const Context<kConfig>& ctx) {
-        const u32 entries = ctx.num_tokens() * kConfig.num_topk;
+        const u32 entries = ctx.num_entries();
         const u32 parts = max_of(1u, min_of(hw::grid_dim(), ceil_div(entries, kMinEntriesPerPart)));
         if (hw::block_idx() >= parts) return true;
         const u32 stripe = ceil_div(entries, parts);

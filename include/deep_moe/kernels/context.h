@@ -105,6 +105,8 @@ struct Context {
     DM_DEVICE u32 epoch() const { return hw::load_shared(shared<SmemField::State, u32>() + 1); }
     // Tokens of this rank.
     DM_DEVICE u32 num_tokens() const { return hw::load_shared(shared<SmemField::State, u32>() + 2); }
+    // Pairs of them and a slot, with an expert or without.
+    DM_DEVICE u32 num_entries() const { return num_tokens() * kConfig.num_topk; }
     // Set when a wait on another CTA or rank has failed: no role of this CTA may write results from then on.
     DM_DEVICE bool aborted() const { return hw::atomic_add_shared(shared<SmemField::State, u32>(), 0) != 0; }
     // The same for a whole warp, which looks once.

@@ -85,9 +85,7 @@ struct MegaMoeConfig {
         return num_ranks == 1 && swaps_operands() && ring_blocks() >= kMaxDirectRows;
     }
     // Rows that are multiplied for a tile of so many valid ones: a short last block of an expert costs half.
-    constexpr u32 tile_rows(u32 rows) const {
-        return rows <= kWarpgroupRows ? min_of(block_m, kWarpgroupRows) : block_m;
-    }
+    constexpr u32 tile_rows(u32 rows) const { return rows <= kWarpgroupRows ? kWarpgroupRows : block_m; }
     // Rows that are loaded for it: the block at once, or in boxes. What lies in the other rows does not matter, but it
     // would have to come from memory, while rows that have just been written are in the L2 cache. The smallest box is a
     // swizzle atom. NOTES: in 128-row kernels, which are bound by the tensor cores, eight boxes a stage cost 2 % of the

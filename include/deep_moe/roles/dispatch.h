@@ -1,5 +1,5 @@
-// The two dispatch warps. The first routes this rank's tokens and learns what comes from all ranks, while the second asks for
-// weights and clears counters; then one or both pull rows, unless they are few enough to be left where they are.
+// The two dispatch warps. The first routes this rank's tokens and learns what comes from all ranks, while the second
+// asks for weights and clears counters; then one or both pull rows, unless they are few enough to be left where they are.
 #pragma once
 
 #include "deep_moe/comm/direct_rows.h"

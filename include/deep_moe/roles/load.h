@@ -1,6 +1,7 @@
 // The two loader threads. LoadB walks the schedule, publishes every tile and streams its weights, without waiting for
-// rows; LoadA waits until a tile's rows are complete (those that are not pulled are) and streams them. Both turn to the next tile before they load the
-// last stage of a tile: what has to come from memory for it is on its way while they wait for that stage.
+// rows; LoadA waits until a tile's rows are complete (those that are not pulled are) and streams them. Both turn to the
+// next tile before they load the last stage of a tile: what has to come from memory for it is on its way while they
+// wait for that stage.
 #pragma once
 
 #include "deep_moe/comm/direct_rows.h"

@@ -11,9 +11,10 @@ DM_DEVICE u32 grid_dim() { return gridDim.x; }
 DM_DEVICE u32 lane_idx() { return threadIdx.x % kWarpSize; }
 // True in one lane of a warp that is together here, always the same one (on SM90 the first, as the tracer expects).
 //
-// NOTES: of a branch on this ptxas knows that one lane takes it; of lane_idx() == 0 it does not. There it builds a loop over the
-// active lanes around every bulk copy and TMA load (300 clocks instead of 60), and adds up an atomic's lanes and hands its
-// result out with a shuffle, so that the thread waits for memory where it asks and not where it uses the answer.
+// NOTES: of a branch on this ptxas knows that one lane takes it; of lane_idx() == 0 it does not. There it builds a loop
+// over the active lanes around every bulk copy and TMA load (300 clocks instead of 60), and adds up an atomic's lanes
+// and hands its result out with a shuffle, so that the thread waits for memory where it asks and not where it uses the
+// answer.
 DM_DEVICE bool elect_one() {
     u32 elected;
     asm volatile(
