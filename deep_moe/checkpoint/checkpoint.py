@@ -1,0 +1,183 @@
+"""Checkpoint: a folder of safetensors files."""
+
+import json
+import numbers
+from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .formats import ExpertNames, find_layers
+from .plan import Stack, num_experts, plan_layer
+from .shards import ExpertShards, allocate, shards_in
+from .tensor_file import Source, TensorFile
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+READERS = 16  # threads: a single one leaves a network file system or several NVMe drives waiting
+
+
+class Checkpoint:
+    """The routed experts of a checkpoint: `model.safetensors.index.json` and its files, or one `model.safetensors`.
+
+    Opening it reads names only. Each file is opened once, when it is first needed, so a rank needs only the files with
+    its own experts. Tensors of shared experts, attention and the like are left alone.
+
+    Args:
+        directory: the folder.
+        prefix: look only at tensors whose names begin with it, such as "model."; needed where two parts of a model,
+            such as a draft model, have experts in layers of the same number.
+
+    Attributes:
+        directory: Path.
+        format: "deepseek-fp8", "deepseek-v4", "compressed-tensors-mxfp4" or "gpt-oss-mxfp4", found from the tensors'
+            names; `deep_moe.checkpoint.formats` has them with their sources.
+        moe_layers: numbers of the layers with experts of this format, ascending.
+
+    Raises:
+        FileNotFoundError: no checkpoint in this folder. ValueError: its index cannot be read, its format is not known,
+            or formats are mixed.
+    """
+
+    def __init__(self, directory: str | PathLike[str], prefix: str = "") -> None:
+        self.directory = Path(directory)
+        self._files: dict[str, TensorFile] = {}
+        self._file_of = self._read_index()
+        self._layers = find_layers(self._file_of, prefix)
+        self.moe_layers = tuple(self._layers)
+        self.format = self._layers[self.moe_layers[0]].format.name
+
+    def num_experts(self, layer: int) -> int:
+        """Experts of a layer, of all ranks together.
+
+        Raises:
+            ValueError: the layer has no experts, or misses tensors. FileNotFoundError: the file of gpt-oss's stacked
+                experts, which alone tells their number, is missing.
+        """
+        return num_experts(self._names(layer), self._find)
+
+    def experts(
+        self,
+        layer: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+        device: str | torch.device = "cpu",
+        out: ExpertShards | None = None,
+    ) -> ExpertShards:
+        """The experts of a rank: those from rank * E / num_ranks on, E / num_ranks of them. Nothing else is read.
+
+        Args:
+            layer: one of `moe_layers`.
+            rank, num_ranks: of the group that shares the layer.
+            device: where the result lies. Other devices than the CPU need, for a moment, host memory for the largest of
+                its tensors.
+            out: the result of an earlier call for a layer of the same sizes, whose memory is reused: it then holds this
+                layer.
+
+        Raises:
+            TypeError: out. ValueError: layer, rank, num_ranks or out; a tensor is missing or has a wrong dtype or
+                shape; a file is truncated. FileNotFoundError: a file is missing. All of it before data are read.
+        """
+        names = self._names(layer)
+        owned = _owned(num_experts(names, self._find), rank, num_ranks)
+        todo = plan_layer(names, self._find, self._file_of, owned)
+        storage = allocate(todo, torch.empty(0, device=device).device, out)
+        with ThreadPoolExecutor(READERS) as pool:
+            for name, stack in todo.stacks.items():
+                _fill(storage[name], stack, pool)
+        return shards_in(storage, todo.encoding.mma_type)
+
+    def close(self) -> None:
+        """Closes the files; results stay. A later call opens what it needs again."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.directory)!r}, {self.format}, {len(self.moe_layers)} MoE layers)"
+
+    def _names(self, layer: int) -> ExpertNames:
+        """Of a layer, of which every tensor is listed: ranks notice alike what is missing, whoever owns it."""
+        if not isinstance(layer, numbers.Integral) or layer not in self._layers:
+            raise ValueError(f"layer is {layer!r}; the layers with {self.format} experts are {list(self.moe_layers)}")
+        names = self._layers[layer]
+        absent = names.missing(self._file_of)
+        if absent:
+            raise ValueError(
+                f"{absent} is missing: {self.directory} lists no such tensor; the checkpoint is incomplete, download "
+                "it again"
+            )
+        return names
+
+    def _read_index(self) -> dict[str, str]:
+        """The file of each tensor."""
+        index = self.directory / INDEX
+        if index.is_file():
+            try:
+                file_of = json.loads(index.read_bytes())["weight_map"]
+                return {str(name): str(file) for name, file in file_of.items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{index} has no readable weight_map ({error!r}): download it again") from error
+        if (self.directory / SINGLE).is_file():
+            return dict.fromkeys(self._file(SINGLE).names(), SINGLE)
+        raise FileNotFoundError(
+            f"{self.directory} holds no checkpoint: there is neither {INDEX} nor {SINGLE} in it; directory must be the "
+            "folder with the safetensors files"
+        )
+
+    def _file(self, name: str) -> TensorFile:
+        if name not in self._files:
+            self._files[name] = TensorFile(self.directory / name)
+        return self._files[name]
+
+    def _find(self, name: str) -> Source:
+        """A tensor that is listed."""
+        try:
+            source = self._file(self._file_of[name]).find(name)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{self.directory / self._file_of[name]} is missing; {INDEX} says that {name} is in it: download it"
+            ) from error
+        if source is None:
+            raise ValueError(
+                f"{name} is not in {self.directory / self._file_of[name]}, where {INDEX} says that it is: the files "
+                "are of different checkpoints; download them again"
+            )
+        return source
+
+
+def _owned(total: int, rank: int, num_ranks: int) -> range:
+    """Numbers of the rank's experts."""
+    _check_range("num_ranks", num_ranks, 1, total)
+    _check_range("rank", rank, 0, num_ranks - 1)
+    if total % num_ranks:
+        raise ValueError(
+            f"num_ranks is {num_ranks}, but the layer has {total} experts, which is no multiple of it: the ranks could "
+            "not share them equally"
+        )
+    local = total // num_ranks
+    return range(rank * local, (rank + 1) * local)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+
+
+def _fill(target: Tensor, stack: Stack, pool: ThreadPoolExecutor) -> None:
+    """Reads a stack into its memory, directly where the CPU can see it and the dtype stays."""
+    direct = target.device.type == "cpu" and target.dtype == stack.stored
+    host = target if direct else torch.empty(target.shape, dtype=stack.stored, pin_memory=target.is_cuda)
+    for _ in pool.map(Source.read_into, stack.sources, host):  # which raises what a thread raised
+        pass
+    if not direct:
+        target.copy_(host.to(target.dtype))
