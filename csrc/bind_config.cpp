@@ -5,6 +5,7 @@
 #include "config_fields.h"
 #include "deep_moe/layout/buffer.h"
 #include "deep_moe/layout/smem.h"
+#include "deep_moe/layout/weights.h"
 
 namespace py = pybind11;
 
@@ -73,7 +74,7 @@ void bind_config_methods(py::class_<MegaMoeConfig>& cls) {
 }  // namespace
 
 void bind_config(py::module_& m) {
-    py::enum_<MmaType>(m, "MmaType").value("Fp8xFp8", MmaType::Fp8xFp8);
+    py::enum_<MmaType>(m, "MmaType").value("Fp8xFp8", MmaType::Fp8xFp8).value("Fp8xMxfp4", MmaType::Fp8xMxfp4);
     py::enum_<Activation>(m, "Activation").value("SwiGLU", Activation::SwiGLU);
     py::enum_<AbortCode>(m, "AbortCode")
         .value("None_", AbortCode::None)
@@ -109,6 +110,12 @@ void bind_config(py::module_& m) {
     DM_CONSTANT(kMaxRowBuffers);
     DM_CONSTANT(kMaxStages);
     DM_CONSTANT(kWeightScaleRecord);
+    DM_CONSTANT(kMxfp4Group);
+    DM_CONSTANT(kMxfp4Pieces);
+    DM_CONSTANT(kMxfp4PieceBytes);
+    DM_CONSTANT(kMxfp4CodeBytes);
+    DM_CONSTANT(kMxfp4ExponentBias);
+    DM_CONSTANT(kMxfp4MaxExponent);
     DM_CONSTANT(kL1GroupChannels);
     DM_CONSTANT(kL2GroupChannels);
 #undef DM_CONSTANT

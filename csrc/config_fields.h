@@ -30,6 +30,7 @@ inline std::string literal_of(u32 value) { return std::to_string(value); }
 inline std::string literal_of(MmaType value) {
     switch (value) {
         case MmaType::Fp8xFp8: return "deep_moe::MmaType::Fp8xFp8";
+        case MmaType::Fp8xMxfp4: return "deep_moe::MmaType::Fp8xMxfp4";
     }
     return "deep_moe::MmaType(" + std::to_string(u32(value)) + ")";
 }

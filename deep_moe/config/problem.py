@@ -9,7 +9,7 @@ from typing import Any
 from .. import _C
 from .arch import sm90
 
-MMA_TYPES = {"fp8xfp8": _C.MmaType.Fp8xFp8}
+MMA_TYPES = {"fp8xfp8": _C.MmaType.Fp8xFp8, "fp8xmxfp4": _C.MmaType.Fp8xMxfp4}
 ACTIVATIONS = {"swiglu": _C.Activation.SwiGLU}
 
 # (field, smallest, largest, divisor)
@@ -38,9 +38,11 @@ class Problem:
         num_experts: experts of all ranks together, 1 to 1024. Rank r owns the r-th contiguous part.
         num_topk: experts per token, 1 to 16.
         hidden: channels of x and y; a multiple of 64.
-        intermediate: channels between the two GEMMs (of gate, and of up); a multiple of 16.
+        intermediate: channels between the two GEMMs (of gate, and of up); a multiple of 16, or of 32 for
+            "fp8xmxfp4".
         max_tokens_per_rank: the most tokens any rank may stage.
-        mma_type: "fp8xfp8": e4m3 activations and weights.
+        mma_type: "fp8xfp8": e4m3 activations and weights. "fp8xmxfp4": e4m3 activations and MXFP4 weights; so far only
+            for `transform_weights` and the reference, there are no kernels.
         activation: "swiglu": silu(gate) * up.
         activation_clamp: c of gate = min(gate, c), up = clamp(up, -c, c); None for no clamp.
         overrides: configuration fields to force (`_OVERRIDABLE`); for tests and tuning. The others follow from them: a
@@ -61,7 +63,10 @@ class Problem:
     overrides: Any = ()
 
     def __post_init__(self) -> None:
+        # Whole groups; any hidden has them.
+        divisors = {"intermediate": _C.kMxfp4Group} if self.mma_type == "fp8xmxfp4" else {}
         for name, low, high, divisor in _LIMITS:
+            divisor = divisors.get(name, divisor)
             object.__setattr__(self, name, _checked_int(name, getattr(self, name), low, high, divisor))
         _check_choice("mma_type", self.mma_type, MMA_TYPES)
         _check_choice("activation", self.activation, ACTIVATIONS)

@@ -6,9 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deep_moe.reference.mxfp4 import encode_mxfp4
 from deep_moe.reference.quant import GROUP, dequantize_blocks, dequantize_rows, quantize_rows
 
-Scaled = tuple[Tensor, Tensor]  # (e4m3 [E, N, K], f32 [E, ceil(N/128), ceil(K/128)])
+# (e4m3 [E, N, K], f32 [E, ceil(N/128), ceil(K/128)]), or what `dequantize_mxfp4` takes
+Scaled = tuple[Tensor, Tensor]
 GateUp = Scaled | tuple[Scaled, Scaled]
 
 
@@ -37,18 +39,28 @@ def stage(
 
 
 def split_gate_up(gate_up: GateUp) -> tuple[Scaled, Scaled]:
-    """(gate, up), each (e4m3 [E, I, H], f32 [E, ceil(I/128), ceil(H/128)]).
+    """(gate, up), each a pair for [E, I, H].
 
-    `gate_up` is either that already, or one pair (e4m3 [E, 2I, H], f32 [E, 2I/128, ceil(H/128)]) with the gate rows
-    first, which needs I % 128 == 0: otherwise one scale block would span gate and up.
+    `gate_up` is either that already, or one pair for [E, 2I, H] with the gate rows first, which needs I % 128 == 0
+    where scales are of blocks: otherwise one scale block would span gate and up.
     """
     if isinstance(gate_up[0], tuple):
         return gate_up
     q, sf = gate_up
     rows = q.shape[1] // 2
+    if q.dtype is not torch.float8_e4m3fn:
+        return (q[:, :rows], sf[:, :rows]), (q[:, rows:], sf[:, rows:])
     if rows % GROUP:
         raise ValueError(f"gate_up has intermediate {rows}, not a multiple of {GROUP}: give gate and up apart")
     return (q[:, :rows], sf[:, : rows // GROUP]), (q[:, rows:], sf[:, rows // GROUP :])
+
+
+def _operands(weights: Scaled, expert: int) -> Scaled:
+    """(e4m3 [N, K], f32 [ceil(N/128), ceil(K/128)]): what an expert's tiles multiply."""
+    q, sf = (part[expert : expert + 1] for part in weights)
+    if q.dtype is not torch.float8_e4m3fn:
+        q, sf = encode_mxfp4(q, sf)
+    return q[0], sf[0]
 
 
 def _rows_by_expert(topk_idx: Tensor, num_experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -87,24 +99,24 @@ def layer(staged: Staged, gate_up: GateUp, down: Scaled, activation_clamp: float
     Args:
         staged: T tokens, see `stage`.
         gate_up: weights of all E experts, see `split_gate_up`.
-        down: (e4m3 [E, H, I], f32 [E, ceil(H/128), ceil(I/128)]).
+        down: a pair for [E, H, I].
 
     Returns:
         bf16 [T, H]; 0 for a token without experts.
     """
-    (gate, gate_sf), (up, up_sf) = split_gate_up(gate_up)
+    gate, up = split_gate_up(gate_up)
     x, x_sf, topk_idx, topk_weights = staged
     (num_tokens, topk), hidden = topk_idx.shape, x.shape[1]
     slots = torch.zeros(topk, num_tokens, hidden, dtype=torch.bfloat16, device=x.device)
-    for expert, tokens, slot in _rows_by_expert(topk_idx, gate.shape[0]):
+    for expert, tokens, slot in _rows_by_expert(topk_idx, gate[0].shape[0]):
         a, a_sf = _take(x, tokens), x_sf[tokens]
         act = _swiglu(
-            _scaled_gemm(a, a_sf, gate[expert], gate_sf[expert]),
-            _scaled_gemm(a, a_sf, up[expert], up_sf[expert]),
+            _scaled_gemm(a, a_sf, *_operands(gate, expert)),
+            _scaled_gemm(a, a_sf, *_operands(up, expert)),
             activation_clamp,
         )
         a, a_sf = quantize_rows(act * topk_weights[tokens, slot, None])
-        slots[slot, tokens] = _scaled_gemm(a, a_sf, down[0][expert], down[1][expert]).bfloat16()
+        slots[slot, tokens] = _scaled_gemm(a, a_sf, *_operands(down, expert)).bfloat16()
 
     y = torch.zeros(num_tokens, hidden, dtype=torch.float32, device=x.device)
     for k in range(topk):
@@ -117,18 +129,18 @@ def exact_layer(staged: Staged, gate_up: GateUp, down: Scaled, activation_clamp:
 
     Returns float64 [T, H].
     """
-    (gate, gate_sf), (up, up_sf) = split_gate_up(gate_up)
+    gate, up = split_gate_up(gate_up)
     x = dequantize_rows(staged.x, staged.x_sf, torch.float64)
     y = torch.zeros_like(x)
-    for expert, tokens, slot in _rows_by_expert(staged.topk_idx, gate.shape[0]):
+    for expert, tokens, slot in _rows_by_expert(staged.topk_idx, gate[0].shape[0]):
         rows = x[tokens]
         act = _swiglu(
-            rows @ dequantize_blocks(gate[expert], gate_sf[expert], torch.float64).T,
-            rows @ dequantize_blocks(up[expert], up_sf[expert], torch.float64).T,
+            rows @ dequantize_blocks(*_operands(gate, expert), torch.float64).T,
+            rows @ dequantize_blocks(*_operands(up, expert), torch.float64).T,
             activation_clamp,
         )
         act *= staged.topk_weights[tokens, slot, None].double()
-        y.index_add_(0, tokens, act @ dequantize_blocks(down[0][expert], down[1][expert], torch.float64).T)
+        y.index_add_(0, tokens, act @ dequantize_blocks(*_operands(down, expert), torch.float64).T)
     return y
 
 

@@ -1,6 +1,5 @@
 """Random problems: activations, weights and their distributions. Everything is a function of a seed."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,11 +48,14 @@ def generator_of(seed: int, device: torch.device | str = "cpu") -> torch.Generat
 
 @dataclass(frozen=True)
 class Weights:
-    """Natural-layout e4m3 weights of all experts with 128x128 block scales: what a checkpoint holds."""
+    """Natural-layout weights of all experts: what a checkpoint holds.
 
-    gate: tuple[Tensor, Tensor]  # e4m3 [E, I, H], f32 [E, ceil(I/128), ceil(H/128)]
+    e4m3 [E, N, K] and f32 [E, ceil(N/128), ceil(K/128)], or MXFP4: u8 [E, N, K/2] and e8m0 codes u8 [E, N, K/32].
+    """
+
+    gate: tuple[Tensor, Tensor]  # N = I, K = H
     up: tuple[Tensor, Tensor]
-    down: tuple[Tensor, Tensor]  # e4m3 [E, H, I], f32 [E, ceil(H/128), ceil(I/128)]
+    down: tuple[Tensor, Tensor]  # N = H, K = I
 
     @property
     def gate_up(self):
@@ -70,28 +72,35 @@ class Weights:
         return Weights(*((q.to(device), sf.to(device)) for q, sf in (self.gate, self.up, self.down)))
 
     def fused_gate_up(self) -> tuple[Tensor, Tensor]:
-        """(e4m3 [E, 2I, H], f32 [E, 2I/128, ceil(H/128)]), gate rows first; intermediate % 128 == 0."""
+        """Gate rows first, [E, 2I, H]; intermediate % 128 == 0 unless it is MXFP4."""
         codes = torch.cat([self.gate[0].view(torch.uint8), self.up[0].view(torch.uint8)], 1)
-        return codes.view(torch.float8_e4m3fn), torch.cat([self.gate[1], self.up[1]], 1)
+        return codes.view(self.gate[0].dtype), torch.cat([self.gate[1], self.up[1]], 1)
 
 
-def _expert_matrices(distribution: Distribution, experts: int, n: int, k: int, generator) -> tuple[Tensor, Tensor]:
+QUANTISERS = {"fp8xfp8": reference.quantize_blocks, "fp8xmxfp4": reference.quantize_mxfp4}
+
+
+def _expert_matrices(
+    quantise: Callable, distribution: Distribution, experts: int, n: int, k: int, generator
+) -> tuple[Tensor, Tensor]:
     """[experts, n, k] drawn, scaled and quantised one expert at a time, to need little extra memory."""
-    device = generator.device
-    q = torch.empty(experts, n, k, dtype=torch.float8_e4m3fn, device=device)
-    sf = torch.empty(experts, math.ceil(n / 128), math.ceil(k / 128), device=device)
+    values, scales = None, None
     for e in range(experts):
-        w = distribution.draw(n, k, generator=generator, device=device) * distribution.gain(k)
-        codes, sf[e] = reference.quantize_blocks(w)
-        q[e].copy_(codes)
-    return q, sf
+        w = distribution.draw(n, k, generator=generator, device=generator.device) * distribution.gain(k)
+        codes, sf = quantise(w)
+        if values is None:
+            values, scales = (part.new_empty(experts, *part.shape) for part in (codes, sf))
+        values[e].copy_(codes)
+        scales[e].copy_(sf)
+    return values, scales
 
 
 def random_weights(problem, distribution: str = "zero-mean", seed: int = 0, device="cpu") -> Weights:
     """Weights of all experts of `problem`. The same seed gives the same bytes on the same kind of device."""
-    kind, generator = DISTRIBUTIONS[distribution], generator_of(seed, device)
+    how = QUANTISERS[problem.mma_type], DISTRIBUTIONS[distribution]
+    generator = generator_of(seed, device)
     e, h, i = problem.num_experts, problem.hidden, problem.intermediate
-    return Weights(*(_expert_matrices(kind, e, n, k, generator) for n, k in ((i, h), (i, h), (h, i))))
+    return Weights(*(_expert_matrices(*how, e, n, k, generator) for n, k in ((i, h), (i, h), (h, i))))
 
 
 def random_activations(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import deep_moe
-from deep_moe.ops.weights import E4M3
+from deep_moe.ops.fp8 import E4M3
 
 T, H, K, E = 5, 128, 1, 2  # of the geometry "small"
 

@@ -74,6 +74,15 @@ def test_an_arch_without_kernels_says_so():
         KernelRequest(FakeConfig(), "mega", "sm_100a").render()
 
 
+def test_an_mma_type_without_kernels_says_so():
+    config = _C.Config(mma_type=_C.MmaType.Fp8xMxfp4)
+    with pytest.raises(
+        JitError, match="no mega kernel for mma_type 'fp8xmxfp4' on sm_90a yet; .* has it for 'fp8xfp8'"
+    ):
+        KernelRequest(config, "mega", "sm_90a").render()
+    assert ".mma_type = deep_moe::MmaType::Fp8xMxfp4" in KernelRequest(config, "stage", "sm_90a").render()
+
+
 def test_the_worlds_do_not_see_each_other(tree, compiler):
     emulated = dataclasses.replace(MEGA, arch="emulator")
     shared = {"deep_moe/kernels/sm90_fp8.cuh", "deep_moe/hw/hw.h", "deep_moe/base/common.h"}

@@ -5,7 +5,8 @@ import torch
 
 import deep_moe
 from deep_moe import _C, reference, testing
-from deep_moe.ops.weights import E4M3, TransformedWeights, check_weights
+from deep_moe.ops.fp8 import E4M3
+from deep_moe.ops.weights import TransformedWeights, check_weights
 
 EVEN = deep_moe.Problem(num_experts=4, num_topk=2, hidden=512, intermediate=256, max_tokens_per_rank=8)  # whole blocks
 ODD = deep_moe.Problem(num_experts=3, num_topk=1, hidden=448, intermediate=208, max_tokens_per_rank=8)

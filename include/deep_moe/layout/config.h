@@ -8,7 +8,7 @@
 
 namespace deep_moe {
 
-enum class MmaType : u32 { Fp8xFp8 = 0 };
+enum class MmaType : u32 { Fp8xFp8 = 0, Fp8xMxfp4 = 1 };  // activations x weights
 enum class Activation : u32 { SwiGLU = 0 };
 
 constexpr u32 kMaxRanks = 72;
@@ -17,6 +17,7 @@ constexpr u32 kMaxTopk = 16;
 constexpr u32 kBlockK = 128;            // bytes (e4m3 elements) of K per pipeline stage = one scale group
 constexpr u32 kBlockN = 256;            // weight rows of a tile; an L1 tile is 128 gate and 128 up rows
 constexpr u32 kScaleGroup = 128;        // channels that share an activation scale, rows and columns of a weight scale
+constexpr u32 kMxfp4Group = 32;         // weights of a row that share an exponent in MXFP4
 constexpr u32 kWarpgroupRows = 64;      // that a warpgroup multiplies at a time
 constexpr u32 kSwappedBlockM = 8;       // the narrowest N of a wgmma
 constexpr u32 kMaxDirectRows = 32;      // of one rank alone that are not pulled (comm/direct_rows.h),
@@ -106,6 +107,8 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
     if (c.hidden < 64 || c.hidden % 64 != 0) return "hidden must be a positive multiple of 64";
     if (c.hidden > 16384) return "hidden must be at most 16384";
     if (c.intermediate < 16 || c.intermediate % 16 != 0) return "intermediate must be a positive multiple of 16";
+    if (c.mma_type == MmaType::Fp8xMxfp4 && c.intermediate % kMxfp4Group != 0)
+        return "intermediate must be a multiple of 32 with MXFP4 weights";
     if (c.max_tokens_per_rank < 1) return "max_tokens_per_rank must be at least 1";
     if (c.max_recv_rows() > 0x7fffffffull) return "num_ranks * max_tokens_per_rank * num_topk must be below 2^31";
     if (c.block_m != 8 && c.block_m != 64 && c.block_m != 128) return "block_m must be 8, 64 or 128";

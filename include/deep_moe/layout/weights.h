@@ -1,7 +1,7 @@
 // Transformed weights: one set of bytes that every variant of every buffer reads.
 //
-// e4m3 [E_local][row tiles][K blocks][256][128], rows and K padded with zeros. What a pipeline stage holds of a tile
-// lies together, as it will lie in shared memory: one bulk copy of 32 KB, and memory pages are read whole. (Rows of 128
+// FP8: e4m3 [E_local][row tiles][K blocks][256][128], rows and K padded with zeros. What a pipeline stage holds of a
+// tile lies together, as it will lie in shared memory: one bulk copy of 32 KB, and memory pages are read whole. (Rows of 128
 // bytes out of a row-major matrix would be 256 pages.) In the order of the 128-byte swizzle: 16-byte chunk c of row r is
 // at c ^ r % 8.
 //
@@ -14,6 +14,18 @@
 //
 // Scales: f32 [E_local][row tiles][K blocks, padded to 2][2], so that a tile's are one bulk copy. For l1 the first
 // scales the gate rows and the second the up rows of those 128 channels; for l2 they are the two 128-row blocks.
+//
+// MXFP4: u8 [E_local][row tiles][K blocks][kMxfp4Pieces][kMxfp4PieceBytes]; rows, padding and scales as above. A piece
+// is 64 rows and 128 of K for one warpgroup, which decodes them to e4m3 in registers: the A operand of wgmma m64nNk32 (PTX
+// ISA, "Matrix Fragments for wgmma.mma_async.m64nNk32"). A weight is e2m1 * 2^(exponent - kMxfp4ExponentBias) * scale,
+// and all but the scale, a power of two, is exactly an e4m3 number.
+//
+// Codes, then exponents: [warp 4][v 2][lane 32][16 bytes], then [warp 4][g 8][v 2][4 bytes]. Lane 4 g + q holds row
+// 16 warp + g + 8 v in four words, one for every group of 32 of K. A word has what two registers of the fragment need:
+// elements 0 to 3 are k = 4 q + 0..3 of the group, elements 4 to 7 are 16 further. In nibble n of a word the low three
+// bits are the magnitude of element n, so that PRMT looks four of them up with half of (word & 0x77777777); its bit 3
+// would replicate a sign. Bit 3 of nibbles 1, 3, 5, 7 is the sign of elements 0, 1, 2, 3, that of nibbles 0, 2, 4, 6 the
+// sign of elements 4, 5, 6, 7: one register has the signs word & 0x80808080, the other word << 4 & 0x80808080.
 #pragma once
 
 #include "deep_moe/layout/config.h"
@@ -22,6 +34,17 @@ namespace deep_moe {
 
 constexpr u32 kWeightBlockBytes = kBlockN * kBlockK;
 constexpr u32 kWeightScaleRecord = 2;  // floats for (256 weight rows, 128 of K)
+
+constexpr u32 kMxfp4CodeBytes = kWarpgroupRows * kBlockK / 2;
+constexpr u32 kMxfp4PieceBytes = kMxfp4CodeBytes + kWarpgroupRows * kBlockK / kMxfp4Group;
+constexpr u32 kMxfp4Pieces = kBlockN / kWarpgroupRows;
+constexpr u32 kMxfp4ExponentBias = 8;  // e2m1 * 2^-8 are the smallest of which e4m3 holds all,
+constexpr u32 kMxfp4MaxExponent = 14;  // e2m1 * 2^6 the largest
+
+// Bytes of 256 rows and 128 of K.
+constexpr u32 weight_block_bytes(MmaType type) {
+    return type == MmaType::Fp8xMxfp4 ? kMxfp4Pieces * kMxfp4PieceBytes : kWeightBlockBytes;
+}
 
 // Weight scale records of one tile.
 constexpr u32 scale_records(u32 k_blocks) { return align_up(k_blocks, 2u); }  // 16 bytes: the smallest bulk copy
@@ -34,10 +57,10 @@ constexpr u64 l2_scale_records(const MegaMoeConfig& c) {
 }
 // Bytes of one expert's matrix.
 constexpr u64 l1_weight_bytes(const MegaMoeConfig& c) {
-    return u64(c.l1_weight_tiles()) * c.l1_k_blocks() * kWeightBlockBytes;
+    return u64(c.l1_weight_tiles()) * c.l1_k_blocks() * weight_block_bytes(c.mma_type);
 }
 constexpr u64 l2_weight_bytes(const MegaMoeConfig& c) {
-    return u64(c.l2_weight_tiles()) * c.l2_k_blocks() * kWeightBlockBytes;
+    return u64(c.l2_weight_tiles()) * c.l2_k_blocks() * weight_block_bytes(c.mma_type);
 }
 
 // Up to so many bytes of weights should not drive other lines out of the L2 cache, most of all dirty ones, which would have
@@ -71,11 +94,35 @@ constexpr u32 l2_channel_of(u32 row) {
     return row / kL2GroupChannels * kL2GroupChannels + row % 8 / 2 * 8 + row % kL2GroupChannels / 8 * 2 + row % 2;
 }
 
-// Where element (row, k) of an expert's matrix lies in its bytes.
+// Where element (row, k) of an expert's FP8 matrix lies in its bytes.
 constexpr u64 weight_byte_of(u32 k_blocks, u32 row, u32 k) {
     const u64 block = u64(row / kBlockN) * k_blocks + k / kBlockK;
     const u32 chunk = k % kBlockK / 16 ^ row % 8;
     return block * kWeightBlockBytes + row % kBlockN * kBlockK + chunk * 16 + k % 16;
+}
+
+// Where the piece of an expert's MXFP4 matrix that holds (row, k) begins.
+constexpr u64 mxfp4_piece_of(u32 k_blocks, u32 row, u32 k) {
+    const u64 block = u64(row / kBlockN) * k_blocks + k / kBlockK;
+    return (block * kMxfp4Pieces + row % kBlockN / kWarpgroupRows) * kMxfp4PieceBytes;
+}
+
+// Where the word lies that holds (row, k), and which of its eight elements that is.
+constexpr u64 mxfp4_word_of(u32 k_blocks, u32 row, u32 k) {
+    const u32 warp = row % kWarpgroupRows / 16, v = row % 16 / 8, g = row % 8;
+    const u32 q = k % 16 / 4, group = k % kBlockK / kMxfp4Group;
+    return mxfp4_piece_of(k_blocks, row, k) + ((warp * 2 + v) * 32 + g * 4 + q) * 16 + group * 4;
+}
+constexpr u32 mxfp4_element_of(u32 k) { return k % kMxfp4Group / 16 * 4 + k % 4; }
+
+// Bit of the word that is the sign of an element; its magnitude are the three bits from 4 * element on.
+constexpr u32 mxfp4_sign_bit_of(u32 element) { return element < 4 ? 8 * element + 7 : 8 * (element - 4) + 3; }
+
+// Where the exponent of (row, k) lies.
+constexpr u64 mxfp4_exponent_byte_of(u32 k_blocks, u32 row, u32 k) {
+    const u32 warp = row % kWarpgroupRows / 16, v = row % 16 / 8, g = row % 8;
+    return mxfp4_piece_of(k_blocks, row, k) + kMxfp4CodeBytes + ((warp * 8 + g) * 2 + v) * 4 +
+           k % kBlockK / kMxfp4Group;
 }
 
 }  // namespace deep_moe
