@@ -1,9 +1,9 @@
 // Transformed weights: one set of bytes that every variant of every buffer reads.
 //
 // FP8: e4m3 [E_local][row tiles][K blocks][256][128], rows and K padded with zeros. What a pipeline stage holds of a
-// tile lies together, as it will lie in shared memory: one bulk copy of 32 KB, and memory pages are read whole. (Rows of 128
-// bytes out of a row-major matrix would be 256 pages.) In the order of the 128-byte swizzle: 16-byte chunk c of row r is
-// at c ^ r % 8.
+// tile lies together, as it will lie in shared memory: one bulk copy of 32 KB, and memory pages are read whole. (Rows
+// of 128 bytes out of a row-major matrix would be 256 pages.) In the order of the 128-byte swizzle: 16-byte chunk c of
+// row r is at c ^ r % 8.
 //
 // Rows are permuted so that what a thread holds after a tile of wgmma (of every 8 columns the two at 2 q, q its number
 // in the quad) are adjacent channels, which it stores as 16 bytes without asking its neighbours:
@@ -16,16 +16,16 @@
 // scales the gate rows and the second the up rows of those 128 channels; for l2 they are the two 128-row blocks.
 //
 // MXFP4: u8 [E_local][row tiles][K blocks][kMxfp4Pieces][kMxfp4PieceBytes]; rows, padding and scales as above. A piece
-// is 64 rows and 128 of K for one warpgroup, which decodes them to e4m3 in registers: the A operand of wgmma m64nNk32 (PTX
-// ISA, "Matrix Fragments for wgmma.mma_async.m64nNk32"). A weight is e2m1 * 2^(exponent - kMxfp4ExponentBias) * scale,
-// and all but the scale, a power of two, is exactly an e4m3 number.
+// is 64 rows and 128 of K for one warpgroup, which decodes them to e4m3 in registers: the A operand of wgmma m64nNk32
+// (PTX ISA, "Matrix Fragments for wgmma.mma_async.m64nNk32"). A weight is e2m1 * 2^(exponent - kMxfp4ExponentBias) *
+// scale, and all but the scale, a power of two, is exactly an e4m3 number.
 //
-// Codes, then exponents: [warp 4][v 2][lane 32][16 bytes], then [warp 4][g 8][v 2][4 bytes]. Lane 4 g + q holds row
-// 16 warp + g + 8 v in four words, one for every group of 32 of K. A word has what two registers of the fragment need:
+// Codes, then exponents: [warp 4][v 2][lane 32][16 bytes], then [warp 4][g 8][v 2][4 bytes]. Lane 4 g + q holds row 16
+// warp + g + 8 v in four words, one for every group of 32 of K. A word has what two registers of the fragment need:
 // elements 0 to 3 are k = 4 q + 0..3 of the group, elements 4 to 7 are 16 further. In nibble n of a word the low three
 // bits are the magnitude of element n, so that PRMT looks four of them up with half of (word & 0x77777777); its bit 3
-// would replicate a sign. Bit 3 of nibbles 1, 3, 5, 7 is the sign of elements 0, 1, 2, 3, that of nibbles 0, 2, 4, 6 the
-// sign of elements 4, 5, 6, 7: one register has the signs word & 0x80808080, the other word << 4 & 0x80808080.
+// would replicate a sign. Bit 3 of nibbles 1, 3, 5, 7 is the sign of elements 0, 1, 2, 3, that of nibbles 0, 2, 4, 6
+// the sign of elements 4, 5, 6, 7: one register has the signs word & 0x80808080, the other word << 4 & 0x80808080.
 #pragma once
 
 #include "deep_moe/layout/config.h"
