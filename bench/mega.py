@@ -79,7 +79,7 @@ class Truth:
         at = at.to(staged.x.device)
         x = staged.x.view(torch.uint8)[at].view(staged.x.dtype)
         some = reference.Staged(x, *(part[at] for part in staged[1:]))
-        operands = some, weights.gate_up, weights.down, clamp
+        operands = some, weights.gate_up, weights.down, reference.Activation(clamp=clamp)
         return cls(at, reference.layer(*operands), reference.exact_layer(*operands))
 
     def errors(self, y: torch.Tensor) -> dict[str, float]:

@@ -75,7 +75,9 @@ void bind_config_methods(py::class_<MegaMoeConfig>& cls) {
 
 void bind_config(py::module_& m) {
     py::enum_<MmaType>(m, "MmaType").value("Fp8xFp8", MmaType::Fp8xFp8).value("Fp8xMxfp4", MmaType::Fp8xMxfp4);
-    py::enum_<Activation>(m, "Activation").value("SwiGLU", Activation::SwiGLU);
+    py::enum_<Activation>(m, "Activation")
+        .value("SwiGLU", Activation::SwiGLU)
+        .value("SwiGLUOai", Activation::SwiGLUOai);
     py::enum_<AbortCode>(m, "AbortCode")
         .value("None_", AbortCode::None)
         .value("Timeout", AbortCode::Timeout)

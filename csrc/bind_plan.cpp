@@ -13,14 +13,15 @@ void bind_arguments(py::module_& m) {
     py::class_<MegaArguments>(m, "MegaArguments", "The constant part of a mega launch (csrc/plan.h).")
         .def(py::init([](const MegaMoeConfig& config, u32 rank, std::vector<u64> peers, u64 l1_weights, u64 l1_scales,
                          u64 l2_weights, u64 l2_scales, u64 host_status, u64 timeout_ns, float activation_clamp,
-                         u64 trace, u64 trace_bytes) {
-                 return MegaArguments{config,     rank,       std::move(peers), l1_weights, l1_scales,
-                                      l2_weights, l2_scales,  host_status,      timeout_ns, activation_clamp,
-                                      trace,      trace_bytes};
+                         u64 trace, u64 trace_bytes, u64 l1_biases, u64 l2_biases, float activation_alpha) {
+                 return MegaArguments{config,     rank,        std::move(peers), l1_weights, l1_scales,
+                                      l2_weights, l2_scales,   host_status,      timeout_ns, activation_clamp,
+                                      trace,      trace_bytes, l1_biases,        l2_biases,  activation_alpha};
              }),
              py::kw_only(), py::arg("config"), py::arg("rank"), py::arg("peers"), py::arg("l1_weights"),
              py::arg("l1_scales"), py::arg("l2_weights"), py::arg("l2_scales"), py::arg("host_status"),
-             py::arg("timeout_ns"), py::arg("activation_clamp"), py::arg("trace") = 0, py::arg("trace_bytes") = 0);
+             py::arg("timeout_ns"), py::arg("activation_clamp"), py::arg("trace") = 0, py::arg("trace_bytes") = 0,
+             py::arg("l1_biases") = 0, py::arg("l2_biases") = 0, py::arg("activation_alpha") = 0.0f);
 }
 
 // StageCall(x, x_stride, x_sf, x_sf_stride, topk_idx, topk_idx_stride, topk_idx_is_i64, topk_weights,

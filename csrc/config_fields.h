@@ -18,6 +18,7 @@ void visit_config_fields(Visitor&& visit) {
     visit("ring_rows", &MegaMoeConfig::ring_rows);
     visit("mma_type", &MegaMoeConfig::mma_type);
     visit("activation", &MegaMoeConfig::activation);
+    visit("bias", &MegaMoeConfig::bias);
     visit("bound_class", &MegaMoeConfig::bound_class);
     visit("block_m", &MegaMoeConfig::block_m);
     visit("lag_blocks", &MegaMoeConfig::lag_blocks);
@@ -26,6 +27,7 @@ void visit_config_fields(Visitor&& visit) {
 }
 
 inline std::string literal_of(u32 value) { return std::to_string(value); }
+inline std::string literal_of(bool value) { return value ? "true" : "false"; }
 
 inline std::string literal_of(MmaType value) {
     switch (value) {
@@ -38,6 +40,7 @@ inline std::string literal_of(MmaType value) {
 inline std::string literal_of(Activation value) {
     switch (value) {
         case Activation::SwiGLU: return "deep_moe::Activation::SwiGLU";
+        case Activation::SwiGLUOai: return "deep_moe::Activation::SwiGLUOai";
     }
     return "deep_moe::Activation(" + std::to_string(u32(value)) + ")";
 }

@@ -61,6 +61,11 @@ void add_weights(emu::LaunchRequest& request, const MegaArguments& a) {
     request.regions.push_back(region("l1_scales", a.l1_scales, local * l1_scale_records(c) * record, false));
     request.regions.push_back(region("l2_weights", a.l2_weights, local * l2_weight_bytes(c), false));
     request.regions.push_back(region("l2_scales", a.l2_scales, local * l2_scale_records(c) * record, false));
+    if (!c.bias) return;
+    const u64 l1_floats = local * bias_floats(c.l1_weight_tiles()),
+              l2_floats = local * bias_floats(c.l2_weight_tiles());
+    request.regions.push_back(region("l1_biases", a.l1_biases, l1_floats * sizeof(float), false));
+    request.regions.push_back(region("l2_biases", a.l2_biases, l2_floats * sizeof(float), false));
 }
 
 void add_smem_fields(emu::LaunchRequest& request, const MegaMoeConfig& config) {

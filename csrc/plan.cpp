@@ -26,6 +26,8 @@ MegaMoeParams make_params(const MegaArguments& arguments) {
     if (const char* error = config_error(arguments.config)) throw std::invalid_argument(error);
     if (arguments.peers.size() != arguments.config.num_ranks || arguments.rank >= arguments.config.num_ranks)
         throw std::invalid_argument("a launch plan needs one buffer address per rank, and a rank among them");
+    if (arguments.config.bias != (arguments.l1_biases != 0) || arguments.config.bias != (arguments.l2_biases != 0))
+        throw std::invalid_argument("a launch plan has addresses of biases exactly when its configuration has biases");
     MegaMoeParams params{};
     for (size_t i = 0; i < arguments.peers.size(); ++i) params.peers[i] = pointer<u8>(arguments.peers[i]);
     params.l1_weights = pointer<u8>(arguments.l1_weights);
@@ -37,6 +39,9 @@ MegaMoeParams make_params(const MegaArguments& arguments) {
     params.rank = arguments.rank;
     params.activation_clamp = arguments.activation_clamp;
     params.trace = pointer<u8>(arguments.trace);
+    params.l1_biases = pointer<float>(arguments.l1_biases);
+    params.l2_biases = pointer<float>(arguments.l2_biases);
+    params.activation_alpha = arguments.activation_alpha;
     return params;
 }
 

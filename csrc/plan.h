@@ -25,6 +25,9 @@ struct MegaArguments {
     float activation_clamp = 0;  // +inf: none
     u64 trace = 0;               // layout/trace.h; 0 without trace_events
     u64 trace_bytes = 0;         // what there is
+    u64 l1_biases = 0;           // layout/weights.h; 0 without bias
+    u64 l2_biases = 0;
+    float activation_alpha = 0;  // of SwiGLUOai
 };
 
 // The per-call part.

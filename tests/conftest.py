@@ -72,6 +72,7 @@ class Worlds:
         self,
         name: str,
         clamp: float | None = None,
+        alpha: float | None = None,
         distribution: str = "zero-mean",
         num_sms: int | None = None,
         weights_seed: int = 0,
@@ -79,10 +80,10 @@ class Worlds:
         geometry = GEOMETRIES[name]
         if geometry.ranks not in self.wanted_ranks:
             pytest.skip(f"{geometry.ranks} ranks are not in --ranks")
-        key = name, clamp, distribution, num_sms, weights_seed
+        key = name, clamp, alpha, distribution, num_sms, weights_seed
         world = self.made.get(key)
         if world is None or world.broken:
-            problem = geometry.problem(clamp)
+            problem = geometry.problem(clamp, alpha)
             world = self.made[key] = testing.World(
                 problem, geometry.ranks, self.device, self.weights_of(problem, distribution, weights_seed), num_sms
             )
@@ -90,7 +91,7 @@ class Worlds:
 
     def weights_of(self, problem, distribution: str, seed: int) -> testing.Weights:
         """All worlds of one model hold the same bytes."""
-        key = problem.num_experts, problem.hidden, problem.intermediate, distribution, seed
+        key = problem.num_experts, problem.hidden, problem.intermediate, problem.bias, distribution, seed
         if key not in self.weights:
             self.weights[key] = testing.random_weights(problem, distribution, seed, self.device)
         return self.weights[key]

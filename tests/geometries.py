@@ -1,5 +1,5 @@
 """The geometries of the layer tests. An emulator build is one (geometry, tile variant), and the default suite may need
-24 of them: reuse one of these before adding another."""
+32 of them: reuse one of these before adding another."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ class Geometry:
     intermediate: int
     max_tokens: int
     overrides: dict = field(default_factory=dict, hash=False)  # of the configuration, such as a ring that wraps
+    activation: str = "swiglu"
+    bias: bool = False
 
-    def problem(self, activation_clamp: float | None = None) -> deep_moe.Problem:
+    def problem(self, activation_clamp: float | None = None, activation_alpha: float | None = None) -> deep_moe.Problem:
         return deep_moe.Problem(
             num_experts=self.experts,
             num_topk=self.topk,
             hidden=self.hidden,
             intermediate=self.intermediate,
             max_tokens_per_rank=self.max_tokens,
+            activation=self.activation,
             activation_clamp=activation_clamp,
+            activation_alpha=activation_alpha,
+            bias=self.bias,
             overrides=self.overrides,
         )
 
@@ -77,6 +82,27 @@ GEOMETRIES = {
     ),
     "traced-1": Geometry(
         1, experts=16, topk=4, hidden=512, intermediate=256, max_tokens=80, overrides=dict(trace_events=128)
+    ),
+    # like gpt-oss: all tile heights, no size a multiple of a tile; one model on 1 and 2 ranks
+    "oss-1": Geometry(
+        1, experts=4, topk=3, hidden=320, intermediate=208, max_tokens=160, activation="swigluoai", bias=True
+    ),
+    "oss-2": Geometry(
+        2, experts=4, topk=3, hidden=320, intermediate=208, max_tokens=80, activation="swigluoai", bias=True
+    ),
+    # one of the two without the other; less than a tile
+    "swiglu-bias": Geometry(
+        1, experts=4, topk=2, hidden=192, intermediate=80, max_tokens=40, overrides=dict(block_m=64), bias=True
+    ),
+    "swigluoai": Geometry(
+        1,
+        experts=4,
+        topk=2,
+        hidden=192,
+        intermediate=80,
+        max_tokens=40,
+        overrides=dict(block_m=8),
+        activation="swigluoai",
     ),
     # CASES 8
     "768x1152": Geometry(2, experts=4, topk=1, hidden=768, intermediate=1152, max_tokens=32),

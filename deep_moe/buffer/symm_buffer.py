@@ -173,7 +173,7 @@ class SymmBuffer:
 
     def make_plan(self, l1: Any, l2: Any, variant: int) -> Any:
         """A launch plan for these weights (checked by the caller) and bound class; kept for the life of the buffer."""
-        clamp = self.problem.activation_clamp
+        clamp, alpha = self.problem.activation_clamp, self.problem.activation_alpha
         arguments = _C.MegaArguments(
             config=self._configs[variant],
             rank=self.rank,
@@ -185,6 +185,9 @@ class SymmBuffer:
             host_status=self._backend.host_status,
             timeout_ns=self._backend.timeout_ns,
             activation_clamp=float("inf") if clamp is None else clamp,
+            activation_alpha=0.0 if alpha is None else alpha,
+            l1_biases=0 if l1.bias is None else l1.bias.data_ptr(),
+            l2_biases=0 if l2.bias is None else l2.bias.data_ptr(),
             trace=self._trace.address,
             trace_bytes=self._trace.num_bytes,
         )

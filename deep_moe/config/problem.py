@@ -4,13 +4,27 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _C
 from .arch import sm90
 
 MMA_TYPES = {"fp8xfp8": _C.MmaType.Fp8xFp8, "fp8xmxfp4": _C.MmaType.Fp8xMxfp4}
-ACTIVATIONS = {"swiglu": _C.Activation.SwiGLU}
+
+
+class ActivationDefaults(NamedTuple):
+    """An activation of the kernels, and what its numbers are where a Problem does not say."""
+
+    kind: "_C.Activation"
+    clamp: float | None  # None: no clamp
+    alpha: float | None  # None: it has no alpha
+
+
+# swigluoai: the numbers of gpt-oss (config.json: swiglu_limit; openai/gpt-oss, torch/model.py).
+ACTIVATIONS = {
+    "swiglu": ActivationDefaults(_C.Activation.SwiGLU, clamp=None, alpha=None),
+    "swigluoai": ActivationDefaults(_C.Activation.SwiGLUOai, clamp=7.0, alpha=1.702),
+}
 
 # (field, smallest, largest, divisor)
 _LIMITS = (
@@ -43,13 +57,17 @@ class Problem:
         max_tokens_per_rank: the most tokens any rank may stage.
         mma_type: "fp8xfp8": e4m3 activations and weights. "fp8xmxfp4": e4m3 activations and MXFP4 weights; so far only
             for `transform_weights` and the reference, there are no kernels.
-        activation: "swiglu": silu(gate) * up.
-        activation_clamp: c of gate = min(gate, c), up = clamp(up, -c, c); None for no clamp.
+        activation: "swiglu": silu(gate) * up; "swigluoai": gate * sigmoid(alpha * gate) * (up + 1), of gpt-oss.
+        activation_clamp: c of gate = min(gate, c), up = clamp(up, -c, c), which comes before; gpt-oss calls it limit.
+            None: no clamp with "swiglu", 7.0 with "swigluoai".
+        activation_alpha: alpha of "swigluoai"; None: 1.702. "swiglu" has none.
+        bias: experts have biases: of gate and up before the clamp, and of down, weighted like the expert's output.
+            `transform_weights` takes them.
         overrides: configuration fields to force (`_OVERRIDABLE`); for tests and tuning. The others follow from them: a
             tile brings its order along, and the ring holds what the order needs.
 
     Raises:
-        ValueError: a field is not an integer, out of range or unknown.
+        ValueError: a field has the wrong type, is out of range or unknown, or does not go with the activation.
     """
 
     num_experts: int
@@ -60,6 +78,8 @@ class Problem:
     mma_type: str = "fp8xfp8"
     activation: str = "swiglu"
     activation_clamp: float | None = None
+    activation_alpha: float | None = None
+    bias: bool = False
     overrides: Any = ()
 
     def __post_init__(self) -> None:
@@ -70,7 +90,12 @@ class Problem:
             object.__setattr__(self, name, _checked_int(name, getattr(self, name), low, high, divisor))
         _check_choice("mma_type", self.mma_type, MMA_TYPES)
         _check_choice("activation", self.activation, ACTIVATIONS)
-        object.__setattr__(self, "activation_clamp", _checked_clamp(self.activation_clamp))
+        # With defaults filled in: ranks that disagree are told the numbers.
+        defaults = ACTIVATIONS[self.activation]
+        object.__setattr__(self, "activation_clamp", _checked_clamp(self.activation_clamp, defaults))
+        object.__setattr__(self, "activation_alpha", _checked_alpha(self.activation_alpha, defaults, self.activation))
+        if not isinstance(self.bias, bool):
+            raise ValueError(f"bias is {self.bias!r}; it must be True or False: transform_weights takes the biases")
         object.__setattr__(self, "overrides", _checked_overrides(self.overrides))
 
     def experts_per_rank(self, num_ranks: int) -> int:
@@ -120,7 +145,8 @@ class Problem:
         return _C.Config(
             num_ranks=self._checked_ranks(num_ranks),
             mma_type=MMA_TYPES[self.mma_type],
-            activation=ACTIVATIONS[self.activation],
+            activation=ACTIVATIONS[self.activation].kind,
+            bias=self.bias,
             **{name: getattr(self, name) for name, *_ in _LIMITS},
         )
 
@@ -151,12 +177,32 @@ def _check_choice(name: str, value: Any, allowed: Mapping[str, Any]) -> None:
         raise ValueError(f"{name} is {value!r}; this version supports {', '.join(map(repr, allowed))}")
 
 
-def _checked_clamp(value: Any) -> float | None:
+def _checked_clamp(value: Any, defaults: ActivationDefaults) -> float | None:
     if value is None:
-        return None
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not (0 < value < math.inf):
-        raise ValueError(f"activation_clamp is {value!r}; it must be a finite number above 0, or None for no clamp")
+        return defaults.clamp
+    if not _is_positive(value):
+        without = "no clamp" if defaults.clamp is None else defaults.clamp
+        raise ValueError(f"activation_clamp is {value!r}; it must be a finite number above 0, or None for {without}")
     return float(value)
+
+
+def _checked_alpha(value: Any, defaults: ActivationDefaults, activation: str) -> float | None:
+    if value is None:
+        return defaults.alpha
+    if defaults.alpha is None:
+        having = ", ".join(repr(name) for name, other in ACTIVATIONS.items() if other.alpha is not None)
+        raise ValueError(
+            f"activation_alpha is {value!r}, but {activation!r} has no alpha; leave it out, or use {having}"
+        )
+    if not _is_positive(value):
+        raise ValueError(
+            f"activation_alpha is {value!r}; it must be a finite number above 0, or None for {defaults.alpha}"
+        )
+    return float(value)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _checked_overrides(value: Any) -> tuple[tuple[str, int], ...]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import _C
 from ..config import Problem
 from . import fp8, mxfp4
+from .biases import bias_shape, checked_biases, natural_bias, place_bias
 from .checks import byte_range, check_device, check_dtype, check_matrix, check_tensor, overlap
 from .weight_format import EncodingReport, Format, Matrix
 
@@ -33,19 +34,33 @@ class TransformedWeights:
             register fragments, 256 bytes of exponents.
         scales: fp32 [E_local, row tiles, K blocks padded to an even number, 2].
         report: what the encoding could not keep (only ever anything for "fp8xmxfp4").
+        bias: None where the problem has none; else fp32, channels in their natural order, l1: [E_local, row tiles, 128,
+            2] (gate, up), l2: [E_local, row tiles, 256].
         layout: names the byte layout; kernels of another layout refuse it.
         mma_type, hidden, intermediate, num_local_experts.
     """
 
     __slots__ = (
-        *("kind", "weight", "scales", "report", "layout", "mma_type", "hidden", "intermediate", "num_local_experts"),
+        *(
+            "kind",
+            "weight",
+            "scales",
+            "bias",
+            "report",
+            "layout",
+            "mma_type",
+            "hidden",
+            "intermediate",
+            "num_local_experts",
+        ),
         "key",
     )
 
-    def __init__(self, kind: str, weight: Tensor, scales: Tensor, problem: Problem) -> None:
+    def __init__(self, kind: str, weight: Tensor, scales: Tensor, problem: Problem, bias: Tensor | None = None) -> None:
         self.kind = kind
         self.weight = weight
         self.scales = scales
+        self.bias = bias
         self.report = EncodingReport()
         self.layout = FORMATS[problem.mma_type].layout
         self.mma_type = problem.mma_type
@@ -54,7 +69,8 @@ class TransformedWeights:
         self.num_local_experts = weight.shape[0]
         # Launch plans are kept by it: equal keys must mean the same bytes of the same layout. Shapes have sizes padded.
         sizes = (problem.hidden, problem.intermediate, self.num_local_experts)
-        self.key = (weight.data_ptr(), scales.data_ptr(), kind, self.layout, problem.mma_type, *sizes)
+        bias_ptr = 0 if bias is None else bias.data_ptr()
+        self.key = (weight.data_ptr(), scales.data_ptr(), bias_ptr, kind, self.layout, problem.mma_type, *sizes)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, "key"):
@@ -74,6 +90,12 @@ class TransformedWeights:
         """
         return FORMATS[self.mma_type].dequantize(self)
 
+    def natural_bias(self) -> Tensor | None:
+        """fp32 [E_local, 2I] with gate first (l1), [E_local, H] (l2); None where the problem has no biases."""
+        if self.bias is None:
+            return None
+        return natural_bias(self.kind, self.bias, self.intermediate if self.kind == "l1" else self.hidden)
+
     @property
     def matrix(self) -> tuple[int, int]:
         """Rows and K of an expert's gate and of its up (l1), or of its down (l2)."""
@@ -86,7 +108,14 @@ class TransformedWeights:
 
 
 def transform_weights(
-    problem: Problem, gate_up: Any, down: Any, out: Any = None, strict: bool = False
+    problem: Problem,
+    gate_up: Any,
+    down: Any,
+    out: Any = None,
+    strict: bool = False,
+    *,
+    gate_up_bias: Any = None,
+    down_bias: Any = None,
 ) -> tuple[TransformedWeights, TransformedWeights]:
     """Weights of one layer in kernel layout. Local; on the weights' device; once per layer.
 
@@ -104,8 +133,13 @@ def transform_weights(
             weights), or two contiguous, 16-byte aligned tensors of any shape. With rows padded to 256 and K to 128 they
             have rows * K elements for each local expert, e4m3 ("fp8xfp8"), or rows * K * 17/32, u8 ("fp8xmxfp4"). They
             may be the memory of gate_up (in one tensor, unless padding makes the result larger) and of down, expert for
-            expert, and must not overlap the inputs or each other in any other way.
+            expert, and must not overlap the inputs or each other in any other way. Biases are kept in memory of their
+            own, whose address stays with (l1, l2).
         strict: refuse weights that the encoding would change. Costs a second encoding, before anything is written.
+        gate_up_bias: needed when the problem has bias=True, and refused otherwise: fp32, bf16, fp16 or fp64 [E_local,
+            2I] with gate first; or gate and up apart, a pair of [E_local, I] (gpt-oss, which has them in turns:
+            (bias[:, 0::2], bias[:, 1::2])). Kept in fp32.
+        down_bias: likewise, [E_local, H].
 
     Returns:
         (l1, l2). Beyond it, the memory of one expert's larger matrix is needed for a moment, or two and a half times
@@ -128,6 +162,7 @@ def transform_weights(
     experts, device = gate.values.shape[0], gate.values.device
     shape = (experts, problem.hidden, problem.intermediate)
     down = Matrix("down", *form.check("down", *_pair("down", down, form.pair), shape, ("H", "I"), device))
+    biases = checked_biases(problem, gate_up_bias, down_bias, experts, device)
     l1, l2 = _storage(problem, experts, device, out)
     _refuse_overlaps(gate, up, down, l1.weight, l2.weight)
     if strict:
@@ -135,6 +170,9 @@ def transform_weights(
             form.check_exact(matrix)
     l1._write((gate, up))
     l2._write((down,))
+    if biases is not None:
+        place_bias(l1.bias, biases.gate_up)
+        place_bias(l2.bias, biases.down)
     for result in (l1, l2):
         if result.report.groups:
             warnings.warn(f"{result.kind}: {result.report}", stacklevel=2)
@@ -153,6 +191,7 @@ def check_weights(name: str, weights: Any, buffer: Any) -> None:
         ("hidden", weights.hidden, problem.hidden),
         ("intermediate", weights.intermediate, problem.intermediate),
         ("number of experts", weights.num_local_experts, problem.num_experts // buffer.num_ranks),
+        ("bias", weights.bias is not None, problem.bias),
     )
     for what, found, needed in facts:
         if found != needed:
@@ -162,6 +201,8 @@ def check_weights(name: str, weights: Any, buffer: Any) -> None:
             )
     check_device(f"{name}.weight", weights.weight, buffer.device)
     check_device(f"{name}.scales", weights.scales, buffer.device)
+    if weights.bias is not None:
+        check_device(f"{name}.bias", weights.bias, buffer.device)
 
 
 def _pair(name: str, value: Any, what: str) -> tuple[Any, Any]:
@@ -229,6 +270,10 @@ def _result(
         for size in ("hidden", "intermediate"):  # shapes have them padded
             if getattr(item, size) != getattr(problem, size):
                 raise ValueError(f"{name} has {size} {getattr(item, size)}; it must have {getattr(problem, size)}")
+        if (item.bias is not None) != problem.bias:
+            raise ValueError(
+                f"{name} has bias {item.bias is not None}; it must be of a problem with bias={problem.bias}"
+            )
         check_matrix(f"{name}.weight", item.weight, shape, words, device, form.dtype)
         check_matrix(f"{name}.scales", item.scales, sf_shape, "[experts, tiles, records, 2]", device, torch.float32)
         return item
@@ -244,7 +289,8 @@ def _result(
     if not memory.is_contiguous() or memory.data_ptr() % 16:
         raise ValueError(f"{name} has strides {memory.stride()}; it must be contiguous and 16-byte aligned")
     scales = torch.zeros(sf_shape, dtype=torch.float32, device=device)
-    return TransformedWeights(kind, memory.view(shape), scales, problem)
+    bias = torch.zeros(bias_shape(kind, experts, tiles), device=device, dtype=torch.float32) if problem.bias else None
+    return TransformedWeights(kind, memory.view(shape), scales, problem, bias)
 
 
 def _refuse_overlaps(gate: Matrix, up: Matrix, down: Matrix, l1: Tensor, l2: Tensor) -> None:

@@ -11,7 +11,8 @@ Nothing here knows of ranks: a token's result depends on nothing but the token. 
 rank, or once for the tokens of all ranks together, with the weights of all experts.
 """
 
-from deep_moe.reference.layer import Staged, exact_layer, layer, recv_counts, split_gate_up, stage
+from deep_moe.reference.activation import Activation
+from deep_moe.reference.layer import Biases, Staged, exact_layer, layer, recv_counts, split_gate_up, stage
 from deep_moe.reference.mxfp4 import dequantize_mxfp4, encode_mxfp4, quantize_mxfp4
 from deep_moe.reference.quant import (
     E4M3_MAX,
@@ -25,6 +26,8 @@ from deep_moe.reference.quant import (
 __all__ = [
     "E4M3_MAX",
     "GROUP",
+    "Activation",
+    "Biases",
     "Staged",
     "dequantize_blocks",
     "dequantize_mxfp4",

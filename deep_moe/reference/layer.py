@@ -6,12 +6,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deep_moe.reference.activation import Activation
 from deep_moe.reference.mxfp4 import encode_mxfp4
 from deep_moe.reference.quant import GROUP, dequantize_blocks, dequantize_rows, quantize_rows
 
 # (e4m3 [E, N, K], f32 [E, ceil(N/128), ceil(K/128)]), or what `dequantize_mxfp4` takes
 Scaled = tuple[Tensor, Tensor]
 GateUp = Scaled | tuple[Scaled, Scaled]
+SWIGLU = Activation()
+
+
+class Biases(NamedTuple):
+    """Of all E experts, in any float dtype; the layer uses them in fp32."""
+
+    gate: Tensor  # [E, I]
+    up: Tensor  # [E, I]
+    down: Tensor  # [E, H]
 
 
 class Staged(NamedTuple):
@@ -86,20 +96,17 @@ def _scaled_gemm(a: Tensor, a_sf: Tensor, w: Tensor, w_sf: Tensor) -> Tensor:
     return acc
 
 
-def _swiglu(gate: Tensor, up: Tensor, clamp: float | None) -> Tensor:
-    """silu(gate) * up; with a clamp, gate <= clamp and |up| <= clamp first. NaN passes through."""
-    if clamp is not None:
-        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
-    return gate / (1 + torch.exp(-gate)) * up
-
-
-def layer(staged: Staged, gate_up: GateUp, down: Scaled, activation_clamp: float | None = None) -> Tensor:
+def layer(
+    staged: Staged, gate_up: GateUp, down: Scaled, activation: Activation = SWIGLU, biases: Biases | None = None
+) -> Tensor:
     """The MoE layer with the kernel's requantisation and roundings.
 
     Args:
         staged: T tokens, see `stage`.
         gate_up: weights of all E experts, see `split_gate_up`.
         down: a pair for [E, H, I].
+        biases: those of gate and up are added to the fp32 sums before the clamp; that of down, times the top-k weight,
+            to the fp32 sum before it is rounded into its slot.
 
     Returns:
         bf16 [T, H]; 0 for a token without experts.
@@ -110,13 +117,15 @@ def layer(staged: Staged, gate_up: GateUp, down: Scaled, activation_clamp: float
     slots = torch.zeros(topk, num_tokens, hidden, dtype=torch.bfloat16, device=x.device)
     for expert, tokens, slot in _rows_by_expert(topk_idx, gate[0].shape[0]):
         a, a_sf = _take(x, tokens), x_sf[tokens]
-        act = _swiglu(
-            _scaled_gemm(a, a_sf, *_operands(gate, expert)),
-            _scaled_gemm(a, a_sf, *_operands(up, expert)),
-            activation_clamp,
-        )
-        a, a_sf = quantize_rows(act * topk_weights[tokens, slot, None])
-        slots[slot, tokens] = _scaled_gemm(a, a_sf, *_operands(down, expert)).bfloat16()
+        weight = topk_weights[tokens, slot, None]
+        sums = [_scaled_gemm(a, a_sf, *_operands(part, expert)) for part in (gate, up)]
+        if biases is not None:
+            sums = [acc + bias[expert].float() for acc, bias in zip(sums, biases[:2], strict=True)]
+        a, a_sf = quantize_rows(activation(*sums) * weight)
+        acc = _scaled_gemm(a, a_sf, *_operands(down, expert))
+        if biases is not None:
+            acc.addcmul_(weight, biases.down[expert].float())
+        slots[slot, tokens] = acc.bfloat16()
 
     y = torch.zeros(num_tokens, hidden, dtype=torch.float32, device=x.device)
     for k in range(topk):
@@ -124,7 +133,9 @@ def layer(staged: Staged, gate_up: GateUp, down: Scaled, activation_clamp: float
     return y.bfloat16()
 
 
-def exact_layer(staged: Staged, gate_up: GateUp, down: Scaled, activation_clamp: float | None = None) -> Tensor:
+def exact_layer(
+    staged: Staged, gate_up: GateUp, down: Scaled, activation: Activation = SWIGLU, biases: Biases | None = None
+) -> Tensor:
     """The same layer on the same quantised operands in float64, without requantisation and without rounding.
 
     Returns float64 [T, H].
@@ -134,13 +145,13 @@ def exact_layer(staged: Staged, gate_up: GateUp, down: Scaled, activation_clamp:
     y = torch.zeros_like(x)
     for expert, tokens, slot in _rows_by_expert(staged.topk_idx, gate[0].shape[0]):
         rows = x[tokens]
-        act = _swiglu(
-            rows @ dequantize_blocks(*_operands(gate, expert), torch.float64).T,
-            rows @ dequantize_blocks(*_operands(up, expert), torch.float64).T,
-            activation_clamp,
-        )
-        act *= staged.topk_weights[tokens, slot, None].double()
-        y.index_add_(0, tokens, act @ dequantize_blocks(*_operands(down, expert), torch.float64).T)
+        sums = [rows @ dequantize_blocks(*_operands(part, expert), torch.float64).T for part in (gate, up)]
+        if biases is not None:
+            sums = [acc + bias[expert].double() for acc, bias in zip(sums, biases[:2], strict=True)]
+        out = activation(*sums) @ dequantize_blocks(*_operands(down, expert), torch.float64).T
+        if biases is not None:
+            out += biases.down[expert].double()
+        y.index_add_(0, tokens, out * staged.topk_weights[tokens, slot, None].double())
     return y
 
 

@@ -63,7 +63,12 @@ def random_inputs(
 def expected(problem, weights: Weights, inputs: RankInputs) -> Tensor:
     """The reference's bf16 [count, H] for one rank's inputs, computed where the weights are; on the CPU."""
     staged = to_weights(inputs.staged(problem.num_experts), weights)
-    return reference.layer(staged, weights.gate_up, weights.down, problem.activation_clamp).cpu()
+    return reference.layer(staged, *layer_of(problem, weights)).cpu()
+
+
+def layer_of(problem, weights: Weights) -> tuple:
+    """What `reference.layer` and `reference.exact_layer` take besides the tokens."""
+    return weights.gate_up, weights.down, reference.Activation.of(problem), weights.biases
 
 
 def to_weights(staged: reference.Staged, weights: Weights) -> reference.Staged:
@@ -95,7 +100,7 @@ class Rank:
         self.buffer = deep_moe.SymmBuffer(group, problem, num_sms=num_sms)
         self.device = self.buffer.x.device
         own = weights.of_rank(group.rank(), group.size()).to(self.device)
-        self.l1, self.l2 = deep_moe.transform_weights(problem, own.gate_up, own.down)
+        self.l1, self.l2 = own.transform(problem)
 
     def put(self, inputs: RankInputs) -> tuple:
         """(x, topk_idx, topk_weights, num_tokens) for `stage`, on the device."""
@@ -223,8 +228,7 @@ class World:
         parts = [self.staged(given) for given in inputs]
         codes = torch.cat([part.x.view(torch.uint8) for part in parts]).view(parts[0].x.dtype)
         staged = reference.Staged(codes, *(torch.cat(column) for column in list(zip(*parts, strict=True))[1:]))
-        w = self.weights
-        y = reference.layer(staged, w.gate_up, w.down, self.problem.activation_clamp).cpu()
+        y = reference.layer(staged, *layer_of(self.problem, self.weights)).cpu()
         return list(y.split([given.num_tokens for given in inputs]))
 
     def expected(self, inputs: RankInputs) -> Tensor:

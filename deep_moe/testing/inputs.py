@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import deep_moe
 from deep_moe import reference
 
 Draw = Callable[..., Tensor]  # (*shape, generator=, device=) -> f32
@@ -48,7 +49,7 @@ def generator_of(seed: int, device: torch.device | str = "cpu") -> torch.Generat
 
 @dataclass(frozen=True)
 class Weights:
-    """Natural-layout weights of all experts: what a checkpoint holds.
+    """Natural-layout weights of all experts, and biases: what a checkpoint holds.
 
     e4m3 [E, N, K] and f32 [E, ceil(N/128), ceil(K/128)], or MXFP4: u8 [E, N, K/2] and e8m0 codes u8 [E, N, K/32].
     """
@@ -56,20 +57,32 @@ class Weights:
     gate: tuple[Tensor, Tensor]  # N = I, K = H
     up: tuple[Tensor, Tensor]
     down: tuple[Tensor, Tensor]  # N = H, K = I
+    biases: reference.Biases | None = None  # bf16
 
     @property
     def gate_up(self):
         """What `reference.layer` and `transform_weights` take."""
         return self.gate, self.up
 
+    def transform(self, problem, out=None):
+        """`transform_weights` of all that there is: (l1, l2)."""
+        biases = {}
+        if self.biases is not None:
+            biases = dict(gate_up_bias=self.biases[:2], down_bias=self.biases.down)
+        return deep_moe.transform_weights(problem, self.gate_up, self.down, out, **biases)
+
     def of_rank(self, rank: int, num_ranks: int) -> "Weights":
         """The contiguous slice of experts that `rank` owns (views)."""
         local = self.gate[0].shape[0] // num_ranks
         owned = slice(rank * local, (rank + 1) * local)
-        return Weights(*((q[owned], sf[owned]) for q, sf in (self.gate, self.up, self.down)))
+        return self._map(lambda tensor: tensor[owned])
 
     def to(self, device) -> "Weights":
-        return Weights(*((q.to(device), sf.to(device)) for q, sf in (self.gate, self.up, self.down)))
+        return self._map(lambda tensor: tensor.to(device))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
+        parts = [(change(q), change(sf)) for q, sf in (self.gate, self.up, self.down)]
+        return Weights(*parts, None if self.biases is None else reference.Biases(*map(change, self.biases)))
 
     def fused_gate_up(self) -> tuple[Tensor, Tensor]:
         """Gate rows first, [E, 2I, H]; intermediate % 128 == 0 unless it is MXFP4."""
@@ -100,7 +113,19 @@ def random_weights(problem, distribution: str = "zero-mean", seed: int = 0, devi
     how = QUANTISERS[problem.mma_type], DISTRIBUTIONS[distribution]
     generator = generator_of(seed, device)
     e, h, i = problem.num_experts, problem.hidden, problem.intermediate
-    return Weights(*(_expert_matrices(*how, e, n, k, generator) for n, k in ((i, h), (i, h), (h, i))))
+    parts = [_expert_matrices(*how, e, n, k, generator) for n, k in ((i, h), (i, h), (h, i))]
+    return Weights(*parts, _random_biases(problem, generator) if problem.bias else None)
+
+
+def _random_biases(problem, generator: torch.Generator) -> reference.Biases:
+    """About half as large as the sums that they are added to, so that errors of either show."""
+    parts = ((problem.intermediate, 0.5), (problem.intermediate, 0.5), (problem.hidden, 0.2))
+
+    def draw(channels: int, size: float) -> Tensor:
+        shape = problem.num_experts, channels
+        return (torch.randn(shape, generator=generator, device=generator.device) * size).bfloat16()
+
+    return reference.Biases(*(draw(*part) for part in parts))
 
 
 def random_activations(

@@ -53,6 +53,8 @@ class Case:
     intermediate: int = 144
     ring_blocks: int = 2  # it wraps
     clamp: float | None = None
+    activation: str = "swiglu"
+    bias: bool = False
     num_sms: int = 2
     num_ranks: int = 2
 
@@ -64,7 +66,9 @@ class Case:
             hidden=self.hidden,
             intermediate=self.intermediate,
             max_tokens_per_rank=72,
+            activation=self.activation,
             activation_clamp=self.clamp,
+            bias=self.bias,
             overrides=dict(
                 block_m=self.block_m, ring_rows=self.ring_blocks * self.block_m, lag_blocks=1, unit_blocks=2
             ),
@@ -95,9 +99,11 @@ DIRECT_LAYERS = (
     Layer((3,), "duplicates"),
     Layer((1,), "to_expert", 0),
 )
+# As gpt-oss has it, in one case of every tile height; the others have neither.
+OSS = dict(activation="swigluoai", clamp=1.5, bias=True)
 CASES = (
-    Case("8-row tiles, rows not pulled", 8, DIRECT_LAYERS, topk=9, ring_blocks=32, num_ranks=1),
-    Case("64-row tiles", 64, LAYERS),
+    Case("8-row tiles, rows not pulled", 8, DIRECT_LAYERS, topk=9, ring_blocks=32, num_ranks=1, **OSS),
+    Case("64-row tiles", 64, LAYERS, **OSS),
     # L2 tiles of two stages, the second of which holds one K block; a ring that wraps, in the last layer for one block.
     Case("8-row tiles", 8, (*LAYERS, Layer((33, 0), "to_expert", 3)), intermediate=528, ring_blocks=16, clamp=0.4),
     # L2 tiles of 7 stages, one more than the pipeline has.
@@ -118,7 +124,7 @@ CASES = (
     # Twice as many L2 tiles as L1 tiles, and a ring with room: units of both phases alternate.
     Case("64-row tiles, 3 CTAs", 64, LAYERS[::-1], intermediate=112, ring_blocks=4, num_sms=3),
     # Tiles of more K blocks than stages: the warpgroups keep their distance, tiles are announced during the next one.
-    Case("128-row tiles, many K blocks", 128, FULL_TILES, experts=4, hidden=640, intermediate=528),
+    Case("128-row tiles, many K blocks", 128, FULL_TILES, experts=4, hidden=640, intermediate=528, **OSS),
     # Its only CTA routes more than 256 entries.
     Case("64-row tiles, many K blocks", 64, LAYERS[1:], hidden=704, num_sms=1),
 )

@@ -14,9 +14,9 @@ AGAINST_EXACT = 1.02  # times the reference's own error against float64 without 
 
 def check_bars(world, inputs, results, distribution: str) -> None:
     """Both bars of the contract; every rank."""
-    w = world.weights
+    operands = testing.layer_of(world.problem, world.weights)
     for given, error, result in zip(inputs, world.check(inputs, results, BARS[distribution]), results, strict=True):
-        exact = reference.exact_layer(world.staged(given), w.gate_up, w.down, world.problem.activation_clamp).cpu()
+        exact = reference.exact_layer(world.staged(given), *operands).cpu()
         ours, own = testing.error_of(result.y, exact), testing.error_of(world.expected(given), exact)
         print(f"{distribution}: {error}; against float64 {ours}, the reference itself {own}")
         assert ours.frobenius <= AGAINST_EXACT * own.frobenius

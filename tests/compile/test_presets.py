@@ -1,11 +1,11 @@
-"""Every distinct kernel of every preset compiles for SM90 without spills, local memory or serialised WGMMAs, and with
-nothing in the way of the WGMMAs."""
+"""Every distinct kernel of every preset, and of layers like those of gpt-oss, compiles for SM90 without spills, local
+memory or serialised WGMMAs, and with nothing in the way of the WGMMAs."""
 
 import struct
 
 import pytest
 
-from deep_moe.cli.presets import load_presets
+from deep_moe.cli.presets import Preset, Presets, load_presets
 from deep_moe.cli.warmup import model_requests
 from deep_moe.errors import JitError
 from deep_moe.jit import get_kernel, get_kernels, report
@@ -13,13 +13,21 @@ from deep_moe.jit.report import complaints
 
 RANKS = [1, 8]
 MAX_TOKENS = 8192
+# With biases and the other activation, together and apart. The models themselves need another mma_type.
+OSS = dict(num_topk=4, hidden=2880, intermediate=2880)
+BESIDE_PRESETS = {
+    "gpt-oss-20b": dict(OSS, num_experts=32, activation="swigluoai", bias=True),
+    "gpt-oss-120b": dict(OSS, num_experts=128, activation="swigluoai", bias=True),
+    "gpt-oss-120b-swiglu": dict(OSS, num_experts=128, bias=True),
+    "gpt-oss-120b-no-bias": dict(OSS, num_experts=128, activation="swigluoai"),
+}
 # Opcodes of SM90: FP8 wgmma; move to a uniform register; branch; bulk copy and TMA load.
 QGMMA, R2UR, BRANCH, COPIES = 0x9F3, 0x2CA, 0x947, (0x3BA, 0x5B4)
 
 
 def all_kernels() -> list:
     """One parameter per distinct kernel, named after the first model that needs it."""
-    presets = load_presets()
+    presets = Presets(load_presets().models + [Preset(*item) for item in BESIDE_PRESETS.items()])
     seen, parameters = set(), []
     for preset in presets.models:
         for request in model_requests(presets, [preset.name], RANKS, "sm_90a", MAX_TOKENS):

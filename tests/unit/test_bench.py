@@ -254,7 +254,7 @@ def tiny(monkeypatch, shapes):
 
     def call(y, l1, l2, buffer, num_tokens_bound):
         weights = testing.random_weights(buffer.problem, "zero-mean", seed=0, device="cpu")
-        y.copy_(reference.layer(buffer.staged, weights.gate_up, weights.down, None))
+        y.copy_(reference.layer(buffer.staged, weights.gate_up, weights.down))
         y += FakeBuffer.fault.get(dict(buffer.problem.overrides).get("lag_blocks"), 0.0)
 
     monkeypatch.setattr(FakeBuffer, "fault", {})
@@ -313,7 +313,7 @@ class FewTokens:
         self.staged = staged
 
     def call(self, y):
-        y.copy_(reference.layer(self.staged, self.weights.gate_up, self.weights.down, None))
+        y.copy_(reference.layer(self.staged, self.weights.gate_up, self.weights.down))
 
     def close(self):
         self.closed = True

@@ -59,7 +59,7 @@ def interpreted(chain, shapes, tokens, experts, topk, hidden, intermediate, clam
     layer.stage(staged)
     y = testing.poison(torch.empty(tokens, hidden, dtype=torch.bfloat16))
     layer.launch(y)
-    wanted = reference.layer(staged, weights.gate_up, weights.down, clamp)
+    wanted = reference.layer(staged, weights.gate_up, weights.down, reference.Activation(clamp=clamp))
     return {"error": testing.error_of(y, wanted).worst_row, "bar": testing.error_bar(problem, 1)}
 
 

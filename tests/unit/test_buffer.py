@@ -121,7 +121,11 @@ def test_plans_are_kept(worlds):
 
 
 @pytest.mark.parametrize(
-    "name, value", [("max_tokens_per_rank", 100), ("num_experts", 4), ("hidden", 256), ("activation_clamp", 10.0)]
+    "name, value",
+    [
+        *(("max_tokens_per_rank", 100), ("num_experts", 4), ("hidden", 256), ("activation", "swigluoai")),
+        *(("activation_clamp", 10.0), ("bias", True)),
+    ],
 )
 def test_ranks_with_different_problems_all_raise_the_same(group, name, value):
     other = deep_moe.Problem(**{**SMALL.facts(), name: value})
@@ -137,6 +141,18 @@ def test_ranks_with_different_problems_all_raise_the_same(group, name, value):
     assert len(errors) == 2 and errors[0] == errors[1]
     assert f"{name} is {getattr(SMALL, name)!r} on rank 0 but {value!r} on rank 1" in errors[0]
     assert "create it with the same problem" in errors[0]
+
+
+def test_ranks_with_different_alphas_all_raise_the_same(group):
+    """The number of one rank is the default of the activation: the message still tells it."""
+    oai = {**SMALL.facts(), "activation": "swigluoai"}
+    problems = [deep_moe.Problem(**{**oai, "activation_alpha": alpha}) for alpha in (None, 1.0)]
+
+    def attempt(rank):
+        with pytest.raises(deep_moe.MismatchError, match="activation_alpha is 1.702 on rank 0 but 1.0 on rank 1"):
+            deep_moe.SymmBuffer(rank, problems[rank.rank()])
+
+    group.run(attempt)
 
 
 def test_a_different_version_is_named(group, monkeypatch):

@@ -125,12 +125,13 @@ def test_a_mega_launch(run):
 
 def test_wrong_plans_are_refused(run):
     run("""
-        for wrong in (dict(rank=2), dict(peers=[1]), dict(config=config.replace(hidden=100))):
+        for wrong in (dict(rank=2), dict(peers=[1]), dict(config=config.replace(hidden=100)),
+                      dict(l1_biases=1), dict(config=config.replace(bias=True), l1_biases=1)):
             try:
                 _C.LaunchPlan(kernel(), _C.LaunchLane(1, 0, 0, 66), arguments(**wrong), num_sms=66)
                 raise AssertionError
             except ValueError as error:
-                assert "rank" in str(error) or "hidden" in str(error), error
+                assert any(word in str(error) for word in ("rank", "hidden", "biases")), error
     """)
 
 

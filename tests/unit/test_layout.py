@@ -64,6 +64,8 @@ def test_all_variants_of_a_problem_share_one_buffer():
         dict(num_topk=4),
         dict(hidden=256),
         dict(intermediate=96),
+        dict(activation=_C.Activation.SwiGLUOai),
+        dict(bias=True),
         dict(max_tokens_per_rank=131),
         dict(ring_rows=128 * 64),
     ],

@@ -19,6 +19,29 @@ def test_fields_and_defaults():
     with pytest.raises(dataclasses.FrozenInstanceError):
         problem.hidden = 128
     assert Problem(**FLASH, activation_clamp=10).activation_clamp == 10.0
+    assert problem.activation_alpha is None and problem.bias is False
+
+
+def test_swigluoai_has_the_numbers_of_gpt_oss_unless_told_otherwise():
+    problem = Problem(**FLASH, activation="swigluoai")
+    assert (problem.activation_clamp, problem.activation_alpha) == (7.0, 1.702)
+    assert problem.facts()["activation_clamp"] == 7.0 and problem.facts()["activation_alpha"] == 1.702
+    assert problem == Problem(**problem.facts()) == Problem(**FLASH, activation="swigluoai", activation_clamp=7)
+    other = Problem(**FLASH, activation="swigluoai", activation_clamp=3, activation_alpha=1)
+    assert (other.activation_clamp, other.activation_alpha) == (3.0, 1.0)
+
+
+def test_configurations_tell_activation_and_bias():
+    """They are compiled in; clamp and alpha are not, so that layers which differ in them share kernels."""
+    for changes, kind, bias in (
+        (dict(), _C.Activation.SwiGLU, False),
+        (dict(bias=True), _C.Activation.SwiGLU, True),
+        (dict(activation="swigluoai"), _C.Activation.SwiGLUOai, False),
+    ):
+        for config in Problem(**FLASH, **changes).configs(8):
+            assert (config.activation, config.bias) == (kind, bias)
+    first, second = (Problem(**FLASH, activation="swigluoai", activation_alpha=alpha) for alpha in (1.0, 2.0))
+    assert first.configs(8) == second.configs(8) and first != second
 
 
 @pytest.mark.parametrize(
@@ -37,7 +60,12 @@ def test_fields_and_defaults():
         (dict(mma_type="fp8xint4"), ["mma_type is 'fp8xint4'", "'fp8xfp8'", "'fp8xmxfp4'"]),
         (dict(mma_type="fp8xmxfp4", intermediate=2064), ["intermediate is 2064", "multiple of 32", "2080"]),
         (dict(mma_type=None), ["mma_type is None"]),
-        (dict(activation="gelu"), ["activation is 'gelu'", "'swiglu'"]),
+        (dict(activation="gelu"), ["activation is 'gelu'", "'swiglu', 'swigluoai'"]),
+        (dict(activation_alpha=1.7), ["activation_alpha is 1.7", "'swiglu' has no alpha", "use 'swigluoai'"]),
+        (dict(activation="swigluoai", activation_alpha=0), ["activation_alpha is 0", "above 0", "None for 1.702"]),
+        (dict(activation="swigluoai", activation_alpha=float("nan")), ["activation_alpha is nan"]),
+        (dict(activation="swigluoai", activation_clamp=-7.0), ["activation_clamp is -7.0", "None for 7.0"]),
+        (dict(bias=1), ["bias is 1", "True or False", "transform_weights"]),
         (dict(activation_clamp=0.0), ["activation_clamp is 0.0", "above 0", "None"]),
         (dict(activation_clamp=float("inf")), ["activation_clamp is inf"]),
         (dict(activation_clamp="10"), ["activation_clamp is '10'"]),

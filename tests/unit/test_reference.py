@@ -48,8 +48,19 @@ def expand(q: torch.Tensor, sf: torch.Tensor) -> np.ndarray:
     return codes * scales[: codes.shape[0], : codes.shape[1]]
 
 
-def token_by_hand(x, idx, weights, gate, up, down, clamp, requantise):
-    """One token through its experts in ascending slot order, everything in float64 but the stated roundings."""
+def activated(gate, up, activation):
+    if activation.clamp is not None:
+        gate, up = np.minimum(gate, activation.clamp), np.clip(up, -activation.clamp, activation.clamp)
+    if activation.kind == "swigluoai":
+        return gate / (1 + np.exp(-activation.alpha * gate)) * (up + 1)
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def token_by_hand(x, idx, weights, gate, up, down, activation, biases, requantise):
+    """One token through its experts in ascending slot order, everything in float64 but the stated roundings.
+
+    biases: None, or float64 [E, ...] of gate, up and down.
+    """
     codes, scales = x
     row = codes * np.repeat(scales, 128)[: codes.size]
     total = np.zeros(row.size)
@@ -57,13 +68,15 @@ def token_by_hand(x, idx, weights, gate, up, down, clamp, requantise):
         if expert < 0:
             continue
         g, u = gate[expert] @ row, up[expert] @ row
-        if clamp is not None:
-            g, u = np.minimum(g, clamp), np.clip(u, -clamp, clamp)
-        act = g / (1 + np.exp(-g)) * u * float(weight)
+        if biases:
+            g, u = g + biases[0][expert], u + biases[1][expert]
+        act = activated(g, u, activation) * float(weight)
         if requantise:
             q, sf = quantise(act)
             act = q * np.repeat(sf, 128)[: q.size]
         slot = down[expert] @ act
+        if biases:
+            slot = slot + float(weight) * biases[2][expert]
         if requantise:
             slot = torch.tensor(slot).float().bfloat16().double().numpy()
         total = total + slot
@@ -73,6 +86,12 @@ def token_by_hand(x, idx, weights, gate, up, down, clamp, requantise):
 def make_weights(experts, n, k, seed, scale):
     generator = torch.Generator().manual_seed(seed)
     return reference.quantize_blocks(torch.randn(experts, n, k, generator=generator) * scale)
+
+
+def make_biases(hidden, intermediate, experts):
+    generator = torch.Generator().manual_seed(7)
+    sizes = intermediate, intermediate, hidden
+    return reference.Biases(*(torch.randn(experts, size, generator=generator).bfloat16() for size in sizes))
 
 
 def make_layer(hidden, intermediate, experts, topk, tokens, seed=0):
@@ -159,15 +178,28 @@ def test_quantize_blocks_round_trip(n, k):
 
 
 @pytest.mark.parametrize("hidden, intermediate, experts, topk", [(256, 128, 4, 2), (64, 80, 3, 4), (320, 192, 8, 1)])
-@pytest.mark.parametrize("clamp", [None, 0.5])
-def test_layer_equals_the_hand_computation(hidden, intermediate, experts, topk, clamp):
+@pytest.mark.parametrize(
+    "activation",
+    [
+        reference.Activation(),
+        reference.Activation(clamp=0.5),
+        reference.Activation("swigluoai", clamp=7.0, alpha=1.702),
+        reference.Activation("swigluoai", clamp=0.5, alpha=3.0),
+    ],
+    ids=lambda a: f"{a.kind}-{a.clamp}",
+)
+@pytest.mark.parametrize("has_biases", [False, True], ids=["plain", "biases"])
+def test_layer_equals_the_hand_computation(hidden, intermediate, experts, topk, activation, has_biases):
     staged, (gate, up), down = make_layer(hidden, intermediate, experts, topk, tokens=12)
     gates, ups, downs = ([expand(q[e], sf[e]) for e in range(experts)] for q, sf in (gate, up, down))
-    ours = reference.layer(staged, (gate, up), down, clamp).double().numpy()
-    exact = reference.exact_layer(staged, (gate, up), down, clamp).numpy()
+    biases = make_biases(hidden, intermediate, experts) if has_biases else None
+    ours = reference.layer(staged, (gate, up), down, activation, biases).double().numpy()
+    exact = reference.exact_layer(staged, (gate, up), down, activation, biases).numpy()
+    by_hand_biases = biases and [bias.double().numpy() for bias in biases]
     for token in range(12):
         x = E4M3[staged.x[token].view(torch.uint8).numpy()], staged.x_sf[token].double().numpy()
-        args = x, staged.topk_idx[token].tolist(), staged.topk_weights[token].tolist(), gates, ups, downs, clamp
+        routing = staged.topk_idx[token].tolist(), staged.topk_weights[token].tolist()
+        args = x, *routing, gates, ups, downs, activation, by_hand_biases
         np.testing.assert_allclose(exact[token], token_by_hand(*args, requantise=False), rtol=1e-12, atol=1e-13)
         by_hand = token_by_hand(*args, requantise=True)
         # bf16 result; an fp32 sum may fall on the other side of an e4m3 or bf16 rounding border now and then.
@@ -247,12 +279,32 @@ def test_clamp_limits_gate_from_above_and_up_on_both_sides():
         return reference.quantize_blocks(torch.full((1, intermediate, hidden), value / hidden))
 
     eye = reference.quantize_blocks(torch.eye(hidden)[None])
+    clamped = reference.Activation(clamp=2)
     for gate, up, seen_gate, seen_up in [(9, 9, 2, 2), (-9, -9, -9, -2), (1, 0.5, 1, 0.5)]:
         expected = seen_gate / (1 + np.exp(-seen_gate)) * seen_up
-        y = reference.exact_layer(staged, (constant(gate), constant(up)), eye, activation_clamp=2)
+        y = reference.exact_layer(staged, (constant(gate), constant(up)), eye, activation=clamped)
         np.testing.assert_allclose(y.numpy(), expected, rtol=1e-6)
-        y = reference.layer(staged, (constant(gate), constant(up)), eye, activation_clamp=2)
+        y = reference.layer(staged, (constant(gate), constant(up)), eye, activation=clamped)
         np.testing.assert_allclose(y.double().numpy(), expected, rtol=2**-8)
+
+
+def test_swigluoai_at_values_worked_out_by_hand():
+    """gate 9 is limited to 7 and up -9 to -7; the sigmoid of alpha * gate; up + 1."""
+    oai = reference.Activation("swigluoai", clamp=7.0, alpha=1.702)
+    gate, up = torch.tensor([9.0, 0.0, 1.0, -20.0]).double(), torch.tensor([-9.0, 5.0, -1.0, 30.0]).double()
+    expected = [7 / (1 + np.exp(-1.702 * 7)) * -6, 0, 0, -20 / (1 + np.exp(1.702 * 20)) * 8]
+    np.testing.assert_allclose(oai(gate, up).numpy(), expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="activation is 'gelu'; the reference knows 'swiglu' and 'swigluoai'"):
+        reference.Activation("gelu")
+    for wrong in (("swiglu", None, 1.702), ("swigluoai", 7.0)):
+        with pytest.raises(ValueError, match="alpha is .*; 'swigluoai' needs one, and 'swiglu' has none"):
+            reference.Activation(*wrong)
+
+
+def test_a_weight_of_zero_gives_zero_whatever_the_bias():
+    staged, gate_up, down = make_layer(128, 128, 2, 2, tokens=3)
+    staged = staged._replace(topk_weights=torch.zeros(3, 2))
+    assert (reference.layer(staged, gate_up, down, biases=make_biases(128, 128, 2)) == 0).all()
 
 
 def test_stage_sanitises_ids_and_scales_weights():

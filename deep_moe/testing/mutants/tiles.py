@@ -234,7 +234,7 @@ TILES = (
     ),
     Mutant(
         "swiglu: gate clamped on both sides",
-        "epi/swiglu_quantise.h",
+        "epi/activation.h",
         "gate = hw::min_nan(gate, limit);",
         "gate = hw::max_nan(hw::min_nan(gate, limit), -limit);",
     ),

@@ -1,4 +1,5 @@
-// End of an L2 tile: rows rounded to bf16 and stored straight into the combine slots of their source ranks.
+// End of an L2 tile: biases; then rows are rounded to bf16 and stored straight into the combine slots of their
+// sources.
 //
 // A thread's values in four chunks of the accumulator are 8 adjacent channels (layout/weights.h), 16 bytes; a quad has 64
 // bytes of a row. Threads four lanes apart hold adjacent rows, and exchange half of their channels: then eight threads
@@ -6,14 +7,15 @@
 // NVLink carries 366 GB/s instead of 330.
 #pragma once
 
-#include "deep_moe/epi/accumulator.h"
+#include "deep_moe/epi/biases.h"
 
 namespace deep_moe {
 
 template <MegaMoeConfig kConfig, TileSplit kSplit>
 struct Scatter {
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
-                              const TileRows& rows, const Accumulator<kSplit>& acc) {
+                              const TileRows& rows, Accumulator<kSplit>& acc) {
+        if constexpr (kConfig.bias) TileBiases<kConfig, kSplit>::add_to_l2(ctx, task, tile, rows, acc);
         const bool writes = !ctx.warp_aborted();
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {

@@ -1,8 +1,8 @@
 // Tiles with swapped operands: the weights are M of the wgmma, 64 rows at a time, and the 8 rows of the block its N.
-// What a thread holds of such a tile, and both epilogues.
+// What a thread holds of such a tile, its biases, and both epilogues.
 //
-// Value by value the arithmetic is that of the other tiles (mma/promote.h, epi/swiglu_quantise.h), and tensor cores give
-// the same bits either way (bench/experiments/wgmma_widths.cu).
+// Value by value the arithmetic is that of the other tiles (mma/promote.h, epi/activation.h, epi/biases.h), and tensor
+// cores give the same bits either way (bench/experiments/wgmma_widths.cu).
 #pragma once
 
 #include "deep_moe/epi/swiglu_quantise.h"
@@ -41,6 +41,40 @@ struct SwappedThread {
     }
 };
 
+// The biases of a thread's weight rows (epi/biases.h): few enough to be loaded before the tile's first stage has come.
+template <MegaMoeConfig kConfig, TaskKind kKind>
+struct SwappedBiases {
+    static constexpr bool kIsL1 = kKind == TaskKind::L1;
+    static constexpr u32 kPieces = kIsL1 ? kL1Pieces : 1;
+
+    float bias[kPieces][2];  // of the first weight row and of the one 8 further
+
+    DM_DEVICE SwappedBiases(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread) {
+        if constexpr (kConfig.bias) load(ctx.tile_biases(task), thread);
+    }
+
+    // Once they are loaded.
+    DM_DEVICE void add(const TileRows& rows, SwappedPiece (&sum)[kL1Pieces]) const {
+        DM_UNROLL
+        for (u32 p = 0; p < kPieces; ++p)
+            DM_UNROLL
+            for (u32 i = 0; i < 4; ++i)
+                sum[p][i] = kIsL1 ? hw::add(sum[p][i], bias[p][i / 2])
+                                  : hw::fma(rows.meta[i % 2].weight, bias[p][i / 2], sum[p][i]);
+    }
+
+private:
+    DM_DEVICE void load(const float* of_tile, const SwappedThread& thread) {
+        DM_UNROLL
+        for (u32 p = 0; p < kPieces; ++p) {
+            const u32 row = thread.weight_row(kIsL1 ? thread.math_warp / 4 * kL1Pieces + p : 0);
+            const float* first = of_tile + (kIsL1 ? l1_channel_of(row) * 2 : l2_channel_of(row));
+            bias[p][0] = hw::load(first);
+            bias[p][1] = hw::load(first + (kIsL1 ? 1 : 2));  // up, or the channel of the second row
+        }
+    }
+};
+
 template <MegaMoeConfig kConfig>
 struct SwappedSwigluQuantise {
     // Collective over the math warps.
@@ -48,7 +82,7 @@ struct SwappedSwigluQuantise {
                               const TileRows& rows, SwappedPiece (&sum)[kL1Pieces], MathBarrier& barrier) {
         const bool writes = !ctx.warp_aborted();
         float value[kL1Pieces][2], amax[2];
-        activate(sum, ctx.params.activation_clamp, value, amax);
+        activate(sum, ctx.params, value, amax);
         exchange_maxima(ctx, thread, amax, barrier);
         u32 codes[2];  // of each row, e4m3 of both pieces
         DM_UNROLL
@@ -66,8 +100,9 @@ struct SwappedSwigluQuantise {
     }
 
 private:
-    static DM_DEVICE void activate(SwappedPiece (&sum)[kL1Pieces], float clamp, float (&value)[kL1Pieces][2],
-                                   float (&amax)[2]) {
+    static DM_DEVICE void activate(SwappedPiece (&sum)[kL1Pieces], const MegaMoeParams& params,
+                                   float (&value)[kL1Pieces][2], float (&amax)[2]) {
+        const float clamp = params.activation_clamp;
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
             amax[r] = 0.0f;
@@ -75,7 +110,7 @@ private:
             for (u32 p = 0; p < kL1Pieces; ++p) {
                 float &gate = sum[p][r], &up = sum[p][2 + r];
                 if (clamp <= kLargestFloat) clamp_pair(gate, up, clamp);
-                value[p][r] = swiglu(gate, up);
+                value[p][r] = activated<kConfig.activation>(gate, up, params.activation_alpha);
                 amax[r] = hw::max(amax[r], hw::abs(value[p][r]));
             }
             for (u32 mask = 4; mask < kWarpSize; mask *= 2) amax[r] = hw::max(amax[r], hw::shfl_xor(amax[r], mask));

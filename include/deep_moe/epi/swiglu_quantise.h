@@ -1,28 +1,16 @@
-// End of an L1 tile: SwiGLU, top-k weight, requantisation to e4m3 with one scale per row and 128 channels, store.
+// End of an L1 tile: biases, activation, top-k weight, requantisation to e4m3 with one scale per row and 128 channels,
+// store.
 //
 // Chunk 2j of the accumulator holds 8 gate channels and chunk 2j + 1 the same 8 up channels, in the same thread, and a
 // thread's channels of a piece are adjacent (layout/weights.h). The 256 columns of a tile are one group of 128
 // channels; when the warpgroups split the columns they exchange their maxima through shared memory.
 #pragma once
 
-#include "deep_moe/epi/accumulator.h"
-#include "deep_moe/epi/quantise.h"
+#include "deep_moe/epi/activation.h"
+#include "deep_moe/epi/biases.h"
 #include "deep_moe/pipe/math_barrier.h"
 
 namespace deep_moe {
-
-// silu(gate) * up. NaN stays NaN.
-DM_DEVICE float swiglu(float gate, float up) {
-    constexpr float kLog2e = 1.4426950408889634f;
-    const float sigmoid = hw::rcp_approx(hw::add(1.0f, hw::exp2_approx(hw::mul(gate, -kLog2e))));
-    return hw::mul(hw::mul(gate, sigmoid), up);
-}
-
-// NaN stays NaN.
-DM_DEVICE void clamp_pair(float& gate, float& up, float limit) {
-    gate = hw::min_nan(gate, limit);
-    up = hw::max_nan(hw::min_nan(up, limit), -limit);
-}
 
 template <MegaMoeConfig kConfig, TileSplit kSplit>
 struct SwigluQuantise {
@@ -34,8 +22,9 @@ struct SwigluQuantise {
                               const TileRows& rows, Accumulator<kSplit>& acc, MathBarrier& barrier) {
         const bool writes = !ctx.warp_aborted();
         float amax[2];
+        if constexpr (kConfig.bias) TileBiases<kConfig, kSplit>::add_to_l1(ctx, task, tile, acc);
         if (ctx.params.activation_clamp <= kLargestFloat) clamp(acc, ctx.params.activation_clamp);
-        activate(acc, amax);
+        activate(acc, ctx.params.activation_alpha, amax);
         if constexpr (ThreadTile<kSplit>::kByColumns) exchange(ctx, tile, amax, barrier);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
@@ -57,13 +46,14 @@ private:
     }
 
     // Replaces the accumulators by activated values (the first half of each piece) and finds the rows' maxima.
-    static DM_DEVICE void activate(Accumulator<kSplit>& acc, float (&amax)[2]) {
+    static DM_DEVICE void activate(Accumulator<kSplit>& acc, float alpha, float (&amax)[2]) {
         amax[0] = amax[1] = 0.0f;
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p)
             DM_UNROLL
             for (u32 i = 0; i < kValues; ++i) {
-                const float value = swiglu(acc.sum[p][gate_of(i)], acc.sum[p][up_of(i)]);
+                const float value =
+                    activated<kConfig.activation>(acc.sum[p][gate_of(i)], acc.sum[p][up_of(i)], alpha);
                 const u32 row = i / 2 % 2;
                 acc.sum[p][i] = value;
                 amax[row] = hw::max(amax[row], hw::abs(value));

@@ -86,6 +86,11 @@ struct Context {
     DM_DEVICE float* weight_scales(u32 slot) const {
         return shared<SmemField::SfB, float>() + slot * scale_tile_floats(kConfig);
     }
+    // Of a tile's weight rows (layout/weights.h).
+    DM_DEVICE const float* tile_biases(const TileTask& task) const {
+        const float* biases = task.kind == TaskKind::L1 ? params.l1_biases : params.l2_biases;
+        return biases + task.expert * bias_floats(weight_tiles(task.kind)) + task.n_tile * tile_weight_rows(task.kind);
+    }
     DM_DEVICE u64* barrier(u32 index) const { return shared<SmemField::Barriers, u64>() + index; }
     DM_DEVICE const TensorMap* map(MapIndex index) const { return &maps.maps[u32(index)]; }
 
@@ -97,6 +102,9 @@ struct Context {
         return kind == TaskKind::L1 ? 1 : kConfig.l2_stage_k_blocks();
     }
     static DM_DEVICE u32 k_steps(TaskKind kind) { return ceil_div(k_blocks(kind), stage_k_blocks(kind)); }
+    static DM_DEVICE u32 tile_weight_rows(TaskKind kind) {
+        return kind == TaskKind::L1 ? kBlockN : kConfig.l2_block_n();
+    }
     static DM_DEVICE u32 weight_tiles(TaskKind kind) {
         return kind == TaskKind::L1 ? kConfig.l1_weight_tiles() : kConfig.l2_weight_tiles();
     }

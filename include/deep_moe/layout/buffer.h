@@ -104,6 +104,7 @@ constexpr u64 buffer_layout_hash(const MegaMoeConfig& c) {
     hash.add(u64(c.intermediate));
     hash.add(u64(c.mma_type));
     hash.add(u64(c.activation));
+    hash.add(u64(c.bias));
     return hash.value;
 }
 

@@ -8,8 +8,8 @@
 
 namespace deep_moe {
 
-enum class MmaType : u32 { Fp8xFp8 = 0, Fp8xMxfp4 = 1 };  // activations x weights
-enum class Activation : u32 { SwiGLU = 0 };
+enum class MmaType : u32 { Fp8xFp8 = 0, Fp8xMxfp4 = 1 };    // activations x weights
+enum class Activation : u32 { SwiGLU = 0, SwiGLUOai = 1 };  // epi/activation.h
 
 constexpr u32 kMaxRanks = 72;
 constexpr u32 kMaxExperts = 1024;
@@ -39,6 +39,7 @@ struct MegaMoeConfig {
     u32 ring_rows = 1024;  // rows of the activation pools (a ring of row blocks); multiple of 128
     MmaType mma_type = MmaType::Fp8xFp8;
     Activation activation = Activation::SwiGLU;
+    bool bias = false;  // experts add biases to the sums of both GEMMs
 
     // Variant: follows from `num_tokens_bound`, which is equal on all ranks.
     u32 bound_class = 0;   // index into the published list of bounds; travels with the counts

@@ -26,12 +26,15 @@ struct MegaMoeParams {
     u32 rank;
     float activation_clamp;  // +inf: none
     // Per call.
-    void* y;          // bf16 [T][H]
-    u64 y_stride;     // bytes between rows
-    u32 y_rows;       // rows of y: a token beyond them is not written
-    i32* recv_stats;  // i32 [E_local], accumulated; or nullptr
-    // Constant again. Last, so that an untraced kernel is the same code as one without it.
-    u8* trace;  // layout/trace.h; nullptr without trace_events
+    void* y;                 // bf16 [T][H]
+    u64 y_stride;            // bytes between rows
+    u32 y_rows;              // rows of y: a token beyond them is not written
+    float activation_alpha;  // of SwiGLUOai; constant, in what would be padding
+    i32* recv_stats;         // i32 [E_local], accumulated; or nullptr
+    // Constant again. Last, so that a kernel without them is the same code as before there were any.
+    u8* trace;               // layout/trace.h; nullptr without trace_events
+    const float* l1_biases;  // layout/weights.h; nullptr without bias
+    const float* l2_biases;
 };
 
 struct MegaMoeTensorMaps {

@@ -15,6 +15,9 @@
 // Scales: f32 [E_local][row tiles][K blocks, padded to 2][2], so that a tile's are one bulk copy. For l1 the first
 // scales the gate rows and the second the up rows of those 128 channels; for l2 they are the two 128-row blocks.
 //
+// Biases, which only some layers have: f32, channels in their natural order, for a thread's are adjacent; zeros where
+// rows are padded. l1: [E_local][row tiles][128 channels][2], gate and up; l2: [E_local][row tiles][256].
+//
 // MXFP4: u8 [E_local][row tiles][K blocks][kMxfp4Pieces][kMxfp4PieceBytes]; rows, padding and scales as above. A piece
 // is 64 rows and 128 of K for one warpgroup, which decodes them to e4m3 in registers: the A operand of wgmma m64nNk32
 // (PTX ISA, "Matrix Fragments for wgmma.mma_async.m64nNk32"). A weight is e2m1 * 2^(exponent - kMxfp4ExponentBias) *
@@ -62,6 +65,9 @@ constexpr u64 l1_weight_bytes(const MegaMoeConfig& c) {
 constexpr u64 l2_weight_bytes(const MegaMoeConfig& c) {
     return u64(c.l2_weight_tiles()) * c.l2_k_blocks() * weight_block_bytes(c.mma_type);
 }
+
+// Floats of one expert's biases of a matrix with so many row tiles.
+constexpr u64 bias_floats(u32 weight_tiles) { return u64(weight_tiles) * kBlockN; }
 
 // Up to so many bytes of weights should not drive other lines out of the L2 cache, most of all dirty ones, which would have
 // to be written: 2 to 3 us of 60. Of more bytes the hint costs as much (bench/experiments/stream.cu).

@@ -78,6 +78,9 @@ private:
             hw::bulk_load(ctx.weight_scales(scale_tile),
                           (is_l1 ? ctx.params.l1_scales : ctx.params.l2_scales) + tile * scale_floats, scale_bytes,
                           full);
+        if constexpr (kConfig.bias)  // the math warps load them into registers
+            if (step == 0)
+                hw::bulk_prefetch(ctx.tile_biases(task), ctx.tile_weight_rows(task.kind) * u32(sizeof(float)));
     }
 };
 

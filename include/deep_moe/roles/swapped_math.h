@@ -40,12 +40,14 @@ private:
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const float* weight_scales,
                               u32 math_warp, Stage& stage, MathBarrier& barrier) {
         const SwappedThread thread(math_warp);
+        const SwappedBiases<kConfig, kKind> biases(ctx, task, thread);
         SwappedPiece sum[kL1Pieces] = {};
         wait_full(ctx, stage);
         ctx.trace.lap(TraceKind::WaitFirstStage, task);
         const TileRows rows(ctx, task, thread);
         multiply<kKind>(ctx, task, thread, weight_scales, sum, stage);
         ctx.trace.lap(TraceKind::Multiply, task);
+        if constexpr (kConfig.bias) biases.add(rows, sum);
         if constexpr (kKind == TaskKind::L1)
             SwappedSwigluQuantise<kConfig>::run(ctx, task, thread, rows, sum, barrier);
         else

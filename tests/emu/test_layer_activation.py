@@ -1,0 +1,3 @@
+"""CASES of tests/cases/activation.py on the emulator."""
+
+from cases.activation import *  # noqa: F403
