@@ -3,6 +3,7 @@
 import json
 import numbers
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+try:
+    from safetensors import SafetensorError, safe_open
+except ImportError as error:
+    raise ImportError(
+        "deep_moe.checkpoint needs the safetensors package: pip install 'deep_moe[checkpoint]'"
+    ) from error
+
 from .formats import ExpertNames, find_layers
-from .plan import Stack, num_experts, plan_layer
+from .plan import Source, Stack, num_experts, plan_layer
 from .shards import ExpertShards, allocate, shards_in
-from .tensor_file import Source, TensorFile
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-READERS = 16  # threads: a single one leaves a network file system or several NVMe drives waiting
 
 
 class Checkpoint:
     """The routed experts of a checkpoint: `model.safetensors.index.json` and its files, or one `model.safetensors`.
 
     Opening it reads names only. Each file is opened once, when it is first needed, so a rank needs only the files with
-    its own experts. Tensors of shared experts, attention and the like are left alone.
+    its own experts, and reads only their pages. Tensors of shared experts, attention and the like are left alone. As
+    files are mapped, to truncate one while its experts are read ends the process.
 
     Args:
         directory: the folder.
@@ -44,7 +51,7 @@ class Checkpoint:
 
     def __init__(self, directory: str | PathLike[str], prefix: str = "") -> None:
         self.directory = Path(directory)
-        self._files: dict[str, TensorFile] = {}
+        self._files: dict[str, safe_open] = {}
         self._file_of = self._read_index()
         self._layers = find_layers(self._file_of, prefix)
         self.moe_layers = tuple(self._layers)
@@ -85,16 +92,14 @@ class Checkpoint:
         owned = _owned(num_experts(names, self._find), rank, num_ranks)
         todo = plan_layer(names, self._find, self._file_of, owned)
         storage = allocate(todo, torch.empty(0, device=device).device, out)
-        with ThreadPoolExecutor(READERS) as pool:
+        with ThreadPoolExecutor() as pool:  # copies wait for page faults; one thread leaves memory and disks idle
             for name, stack in todo.stacks.items():
                 _fill(storage[name], stack, pool)
         return shards_in(storage, todo.encoding.mma_type)
 
     def close(self) -> None:
         """Closes the files; results stay. A later call opens what it needs again."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        self._files.clear()  # which hold their mappings
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -128,31 +133,37 @@ class Checkpoint:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{index} has no readable weight_map ({error!r}): download it again") from error
         if (self.directory / SINGLE).is_file():
-            return dict.fromkeys(self._file(SINGLE).names(), SINGLE)
+            return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
         raise FileNotFoundError(
             f"{self.directory} holds no checkpoint: there is neither {INDEX} nor {SINGLE} in it; directory must be the "
             "folder with the safetensors files"
         )
 
-    def _file(self, name: str) -> TensorFile:
+    def _file(self, name: str) -> safe_open:
         if name not in self._files:
-            self._files[name] = TensorFile(self.directory / name)
+            path = self.directory / name
+            try:
+                self._files[name] = safe_open(path, framework="pt")
+            except SafetensorError as error:
+                raise ValueError(
+                    f"{path} cannot be read ({error}): if it is truncated or a Git LFS pointer, download it again"
+                ) from error
         return self._files[name]
 
     def _find(self, name: str) -> Source:
         """A tensor that is listed."""
+        file = self._file_of[name]
         try:
-            source = self._file(self._file_of[name]).find(name)
+            return Source(name, file, self._file(file).get_slice(name))
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{self.directory / self._file_of[name]} is missing; {INDEX} says that {name} is in it: download it"
+                f"{self.directory / file} is missing; {INDEX} says that {name} is in it: download it"
             ) from error
-        if source is None:
+        except SafetensorError as error:
             raise ValueError(
-                f"{name} is not in {self.directory / self._file_of[name]}, where {INDEX} says that it is: the files "
-                "are of different checkpoints; download them again"
-            )
-        return source
+                f"{name} is not in {self.directory / file}, where {INDEX} says that it is: the files are of different "
+                "checkpoints; download them again"
+            ) from error
 
 
 def _owned(total: int, rank: int, num_ranks: int) -> range:
@@ -174,10 +185,10 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
 
 
 def _fill(target: Tensor, stack: Stack, pool: ThreadPoolExecutor) -> None:
-    """Reads a stack into its memory, directly where the CPU can see it and the dtype stays."""
-    direct = target.device.type == "cpu" and target.dtype == stack.stored
-    host = target if direct else torch.empty(target.shape, dtype=stack.stored, pin_memory=target.is_cuda)
-    for _ in pool.map(Source.read_into, stack.sources, host):  # which raises what a thread raised
+    """Reads a stack into its memory; for a GPU by way of pinned memory, so that threads share the reading there too."""
+    on_host = target.device.type == "cpu"
+    host = target if on_host else torch.empty(target.shape, dtype=target.dtype, pin_memory=target.is_cuda)
+    for _ in pool.map(Source.copy_to, stack.sources, host, repeat(stack.stored)):  # which raises what a thread raised
         pass
-    if not direct:
-        target.copy_(host.to(target.dtype))
+    if not on_host:
+        target.copy_(host)

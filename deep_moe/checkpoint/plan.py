@@ -1,15 +1,49 @@
 """What to read of a layer: checked against the files' headers before a byte of data is read."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import EllipsisType
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from .formats import BIAS_DTYPES, Encoding, ExpertNames
-from .tensor_file import Source
+
+GROUP_BYTES = 16  # of stacked weights: 32 columns
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor in a file, or one row of it along its first dimension.
+
+    data: what `safe_open(...).get_slice` gave, which reads when it is indexed.
+    """
+
+    name: str
+    file: str
+    data: Any
+    row: int | EllipsisType = ...
+
+    @property
+    def dtype(self) -> str:
+        """In the spelling of safetensors."""
+        return self.data.get_dtype()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return tuple(self.data.get_shape())
+
+    def copy_to(self, place: Tensor, stored: torch.dtype) -> None:
+        """place: as many items, of a dtype that they are converted to by value. stored: what the bytes are."""
+        place.copy_(self.data[self.row].view(stored).view(place.shape))
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.file}"
+
 
 Find = Callable[[str], Source]
-GROUP_BYTES = 16  # of stacked weights: 32 columns
 
 
 @dataclass(frozen=True)
@@ -106,7 +140,7 @@ class _Part:
             grouped = suffix == self.names.format.weight
             in_file = (*shape[:-1], shape[-1] // GROUP_BYTES, GROUP_BYTES) if grouped else shape
             self._check(whole, dtypes, (num_experts(self.names, self.find), *in_file))
-            sources = [whole.row(expert) for expert in self.owned]
+            sources = [replace(whole, row=expert) for expert in self.owned]
         else:
             sources = [self.find(self.names.tensor(self.role, suffix, expert)) for expert in self.owned]
             for source in sources:

@@ -1,6 +1,6 @@
 """ExpertShards: the experts of one rank, in memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -82,18 +82,12 @@ def allocate(plan: Plan, device: torch.device, out: ExpertShards | None) -> dict
         raise TypeError(f"out is a {type(out).__name__}; it must be the ExpertShards of an earlier call, or None")
     for name, stack in plan.stacks.items():
         memory = out.storage.get(name)
-        wanted = (stack.shape, stack.dtype, device)
-        found = None if memory is None else (tuple(memory.shape), memory.dtype, memory.device)
+        wanted = _described(stack.shape, stack.dtype, device)
+        found = "nothing" if memory is None else _described(memory.shape, memory.dtype, memory.device)
         if found != wanted:
-            raise ValueError(
-                f"out holds {_described(found)} for {name}, but this layer and device need {_described(wanted)}: pass "
-                "out=None"
-            )
+            raise ValueError(f"out holds {found} for {name}, but this layer and device need {wanted}: pass out=None")
     return {name: out.storage[name] for name in plan.stacks}
 
 
-def _described(tensor: tuple[tuple[int, ...], torch.dtype, torch.device] | None) -> str:
-    if tensor is None:
-        return "nothing"
-    shape, dtype, device = tensor
+def _described(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> str:
     return f"{dtype} {list(shape)} on {device}"

@@ -1,7 +1,4 @@
-"""Small checkpoints of every format, with real names and layouts, and the tensors that are to come out of them.
-
-Files are written by the `safetensors` package, so that its notion of the file format is compared with ours.
-"""
+"""Small checkpoints of every format, with real names and layouts, and the tensors that are to come out of them."""
 
 import json
 from dataclasses import dataclass, field

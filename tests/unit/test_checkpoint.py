@@ -1,18 +1,17 @@
-"""Checkpoint: every format bit for bit, and only this rank's bytes."""
+"""Checkpoint: every format bit for bit, and only this rank's files."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_files import GPT_OSS, INTER, KINDS, LAYERS, V3, V4, E, H, Written, write_gpt_oss
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import deep_moe
 from deep_moe import reference, testing
 from deep_moe.checkpoint import Checkpoint
-from deep_moe.checkpoint.checkpoint import SINGLE
+from deep_moe.checkpoint import checkpoint as module
 
 
 def same(ours, wanted):
@@ -75,7 +74,11 @@ def test_gpt_oss_without_biases(tmp_path):
 
 def test_one_file_without_an_index(tmp_path):
     tensors = V3.write(tmp_path / "sharded").tensors
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, tmp_path / SINGLE, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.clone() for name, tensor in tensors.items()},
+        tmp_path / module.SINGLE,
+        metadata={"format": "pt"},
+    )
     checkpoint = Checkpoint(str(tmp_path))
     assert checkpoint.format == V3.format and checkpoint.moe_layers == LAYERS
     for ours, wanted in zip(flat(checkpoint.experts(11, 1, 2)), V3.wanted(tensors, 11, range(4, 8)), strict=True):
@@ -92,62 +95,25 @@ def test_files_of_other_experts_are_not_needed(tmp_path):
         assert same(ours, wanted)
 
 
-class Reads:
-    """Every range of every file that was read, and how often each file was opened."""
+def test_every_file_is_opened_once_until_close(tmp_path, monkeypatch):
+    written, opened = V3.write(tmp_path), []
 
-    def __init__(self, monkeypatch):
-        self.opened, self.paths, self.ranges = [], {}, []
-        real_open, real_preadv = os.open, os.preadv
+    def spy(path, **arguments):
+        opened.append(path.name)
+        return safe_open(path, **arguments)
 
-        def spy_open(path, flags, *rest):
-            fd = real_open(path, flags, *rest)
-            self.opened.append(Path(path).name)
-            self.paths[fd] = Path(path).name
-            return fd
-
-        def spy_preadv(fd, buffers, offset):
-            self.ranges.append((self.paths[fd], offset, offset + sum(map(len, buffers))))
-            return real_preadv(fd, buffers, offset)
-
-        monkeypatch.setattr(os, "open", spy_open)
-        monkeypatch.setattr(os, "preadv", spy_preadv)
-
-
-def data_range(path, name):
-    raw = path.read_bytes()
-    size = int.from_bytes(raw[:8], "little")
-    begin, end = json.loads(raw[8 : 8 + size])[name]["data_offsets"]
-    return 8 + size + begin, 8 + size + end
-
-
-def test_not_a_byte_of_other_experts_is_read(tmp_path, monkeypatch):
-    """Of gpt-oss's stacked tensors, exactly the rank's rows."""
-    written = write_gpt_oss(tmp_path)
-    reads = Reads(monkeypatch)
-    written.open().experts(11, 2, 4)
-    wanted = set()
-    for name, tensor in written.tensors.items():
-        if name.startswith(GPT_OSS.format(11)):
-            begin, _ = data_range(tmp_path / written.file_of[name], name)
-            row = tensor[0].nbytes
-            wanted |= {(written.file_of[name], begin + e * row, begin + (e + 1) * row) for e in (4, 5)}
-    assert len(reads.ranges) == len(wanted) and set(reads.ranges) == wanted
-
-
-def test_every_file_is_opened_once(tmp_path, monkeypatch):
-    written = V3.write(tmp_path)
-    reads = Reads(monkeypatch)
+    monkeypatch.setattr(module, "safe_open", spy)
     with written.open() as checkpoint:
-        assert not reads.opened
+        assert not opened
         for rank in (0, 1, 0):
-            checkpoint.experts(1, rank, 4)
-        assert sorted(reads.opened) == [f"model-1-{expert}.safetensors" for expert in range(4)]
-    for fd in reads.paths:
-        with pytest.raises(OSError):
-            os.fstat(fd)
+            shards = checkpoint.experts(1, rank, 4)
+        assert sorted(opened) == [f"model-1-{expert}.safetensors" for expert in range(4)]
+        assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()  # nor do results hold a file
     again = checkpoint.experts(1, 3, 4)
-    for ours, wanted in zip(flat(again), V3.wanted(written.tensors, 1, (6, 7)), strict=True):
-        assert same(ours, wanted)
+    for result, owned in ((shards, (0, 1)), (again, (6, 7))):
+        for ours, wanted in zip(flat(result), V3.wanted(written.tensors, 1, owned), strict=True):
+            assert same(ours, wanted)
 
 
 def test_out_is_reused(tmp_path):
