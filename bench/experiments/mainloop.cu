@@ -183,37 +183,10 @@ struct RegisterX {
     }
 
     template <u32 kColumns>
-    DM_DEVICE void multiply(float (&d)[kColumns / 2], u32 k, u64 w, bool accumulate) const;
+    DM_DEVICE void multiply(float (&d)[kColumns / 2], u32 k, u64 w, bool accumulate) const {
+        hw::wgmma_m64k32_e4m3<kColumns>(d, a[k], w, accumulate);
+    }
 };
-
-#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
-
-template <>
-DM_DEVICE void RegisterX::multiply<64>(float (&d)[32], u32 k, u64 w, bool accumulate) const {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1;\n}"
-        : D16(0), D16(16)
-        : "r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3]), "l"(w), "r"(u32(accumulate)));
-}
-
-template <>
-DM_DEVICE void RegisterX::multiply<128>(float (&d)[64], u32 k, u64 w, bool accumulate) const {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1;\n}"
-        : D16(0), D16(16), D16(32), D16(48)
-        : "r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3]), "l"(w), "r"(u32(accumulate)));
-}
 
 template <u32 kColumns, class X>
 DM_DEVICE void issue(float (&d)[kColumns / 2], const X& x, u64 w, bool accumulate = false) {

@@ -10,6 +10,7 @@ void api_load(ThreadHead*, const void* p, void* value, u32 bytes, MemoryOp op);
 void api_store(ThreadHead*, void* p, const void* value, u32 bytes, MemoryOp op);
 u64 api_read_modify_write(ThreadHead*, void* p, u32 bytes, Rmw rmw, u64 expected, u64 operand, MemoryOp op);
 void api_fence_proxy_async(ThreadHead*);
+void api_fence_proxy_async_shared(ThreadHead*);
 
 // collectives.cpp
 u64 api_collective(ThreadHead*, Collective op, u64 value, u32 argument);
@@ -36,6 +37,6 @@ void api_tma_load(ThreadHead*, void* shared, const TensorMap* map, u32 rank, con
                   u32 cta_mask);
 
 // wgmma.cpp
-void api_wgmma(ThreadHead*, float* d, u32 n, u64 desc_a, u64 desc_b, bool accumulate);
+void api_wgmma(ThreadHead*, const WgmmaOperands& operands);
 
 }  // namespace deep_moe::emu

@@ -150,7 +150,7 @@ void api_mbarrier_init(ThreadHead* t, u64* p, u32 arrivals) {
     const u32 offset = shared_offset(f, p, 8, "mbarrier_init");
     if (f->world->weak_memory) {
         race_write(f, f->cta->shadow, p, 8, generic_actor(*f, {Order::Weak, Scope::Cta, true}));
-        f->dirty = true;
+        f->shared_writes.dirty = true;
     }
     Cta& cta = *f->cta;
     auto b = std::make_unique<Barrier>();

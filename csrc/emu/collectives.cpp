@@ -179,6 +179,7 @@ const Api kApi = {
     .store = api_store,
     .read_modify_write = api_read_modify_write,
     .fence_proxy_async = api_fence_proxy_async,
+    .fence_proxy_async_shared = api_fence_proxy_async_shared,
     .shared_address = api_shared_address,
     .mbarrier_init = api_mbarrier_init,
     .fence_mbarrier_init = api_fence_mbarrier_init,

@@ -34,10 +34,10 @@ void issue_load(Fiber* f, Copy copy, u64* barrier, u32 cta_mask, const char* wha
         c.barrier = &b;
         c.phase = b.phase;
         const u32 offset = shared_offset(f, cta, c.shared, c.bytes, what);
-        read(barrier_actor(b));
+        read(barrier_actor(b, Proxy::AsyncGlobal));
         if (world.weak_memory) {
             race_tensor_write(f, cta, offset, c.bytes);
-            race_write(f, cta.shadow, c.shared, c.bytes, barrier_actor(b));
+            race_write(f, cta.shadow, c.shared, c.bytes, barrier_actor(b, Proxy::AsyncShared));
             if (&cta != f->cta) remember_visit(f, b, true);
         }
         if (world.async_effects) std::memset(c.shared, kPoison, c.bytes);
@@ -112,9 +112,8 @@ void api_bulk_store(ThreadHead* t, void* global, const void* shared, u32 bytes) 
     const Area& area = find_area(f, global, bytes, true, "bulk_store");
     shared_offset(f, shared, bytes, "bulk_store");
     if (world.weak_memory) {
-        const Actor actor = pending_actor(*f);
-        race_read(f, f->cta->shadow, shared, bytes, actor);
-        if (area.shadow) race_write(f, *area.shadow, global, bytes, actor);
+        race_read(f, f->cta->shadow, shared, bytes, pending_actor(*f, Proxy::AsyncShared));
+        if (area.shadow) race_write(f, *area.shadow, global, bytes, pending_actor(*f, Proxy::AsyncGlobal));
     }
     if (!f->bulk) f->bulk = std::make_unique<BulkGroups>();
     BulkGroups& groups = *f->bulk;

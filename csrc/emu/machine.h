@@ -2,7 +2,7 @@
 //   scheduler.cpp  runs fibers            collectives.cpp  warp, warpgroup and CTA meetings
 //   memory.cpp     generic accesses       race.cpp         happens-before checks
 //   barriers.cpp   mbarriers              copies.cpp       bulk and TMA copies
-//   cluster.cpp    CTAs that share        wgmma.cpp        tensor-core instructions
+//   cluster.cpp    CTAs that share        wgmma.cpp        tensor-core instructions (operands.cpp: what they read)
 // One OS thread at a time works on a world, so nothing here is locked.
 #pragma once
 
@@ -52,6 +52,15 @@ struct BulkGroups {
     u32 next_serial = 0;
 };
 
+// Which of a thread's own writes to a memory the async proxy sees: those up to `fenced`, and all while it is not dirty.
+struct OwnWrites {
+    u32 fenced = 0;
+    bool dirty = false;
+
+    bool visible(u32 time) const { return !dirty || time <= fenced; }
+    u32 visible_until(u32 now) const { return dirty ? fenced : now; }
+};
+
 struct Fiber : ThreadHead {
     WorldImpl* world = nullptr;
     Cta* cta = nullptr;
@@ -81,9 +90,11 @@ struct Fiber : ThreadHead {
 
     // Happens-before (view.h).
     ViewRef view;
-    ViewRef reads;       // what other CTAs' arrivals have ordered: only reads, of what it may now overwrite
-    u32 fenced = 0;      // own writes up to here are visible to the async proxy
-    bool dirty = false;  // there are younger ones
+    ViewRef reads;  // what other CTAs' arrivals have ordered: only reads, of what it may now overwrite
+    OwnWrites global_writes, shared_writes;
+
+    OwnWrites& writes(Proxy proxy) { return proxy == Proxy::AsyncShared ? shared_writes : global_writes; }
+    const OwnWrites& writes(Proxy proxy) const { return proxy == Proxy::AsyncShared ? shared_writes : global_writes; }
 
     std::unique_ptr<BulkGroups> bulk;
 };
@@ -113,15 +124,24 @@ struct Warp {
 
     u32 agent = 0;  // id in views
     u32 time = 1;
-    // The last join, which the other lanes of the warp usually want too.
-    ViewRef memo_a, memo_b, memo_result, fence_memo_in, fence_memo_out;
+    // The last join and fences, which the other lanes of the warp usually want too.
+    ViewRef memo_a, memo_b, memo_result, fence_memo_in[kProxies], fence_memo_out[kProxies];
 };
 
 struct WgmmaInstruction {
     u32 accumulator;
+    u32 fragment;  // of A in registers, or kNoFragment
     u32 group;
     u64 desc_a, desc_b;
     bool accumulate;
+};
+constexpr u32 kNoFragment = ~0u;
+
+// Registers that wgmmas have read as A. What they hold may change between a wait and the next fence only.
+struct Fragment {
+    const u32* a[kWarpgroupSize];   // each thread's
+    u32 values[kWarpgroupSize][4];  // when the last wgmma_fence completed, or at the first wgmma
+    u32 in_flight = 0;              // instructions that may still read them
 };
 
 struct Accumulator {
@@ -138,7 +158,9 @@ struct Warpgroup {
     u32 wants = 0;               // registers that it waits for; 0: does not wait
     u64 desc_a = 0, desc_b = 0;  // of the wgmma that its threads are arriving at
     float* d[kWarpgroupSize] = {};
+    const u32* a[kWarpgroupSize] = {};  // null: A is in shared memory
     std::vector<Accumulator> accumulators;
+    std::vector<Fragment> fragments;
     std::vector<WgmmaInstruction> instructions;
     u32 open_group = 0;   // number of the group that the next commit closes
     u64 fence_step = 0;   // when the last wgmma_fence completed; 0: never

@@ -177,7 +177,7 @@ void api_store(ThreadHead* t, void* p, const void* value, u32 bytes, MemoryOp op
     const Shadow* shadow = locate(f, p, bytes, true, op, op.shared ? "shared store" : "store");
     if (shadow) {
         const bool was_strong = race_write(f, *shadow, p, bytes, generic_actor(*f, op));
-        f->dirty = true;
+        (op.shared ? f->shared_writes : f->global_writes).dirty = true;
         if (was_strong || op.order == Order::Release) publish(f, p, op, false);
         if (!op.shared && op.order != Order::Weak)
             keep_old_value(f, p, bytes);
@@ -195,7 +195,7 @@ u64 api_read_modify_write(ThreadHead* t, void* p, u32 bytes, Rmw rmw, u64 expect
     const Shadow* shadow = locate(f, p, bytes, true, op, op.shared ? "shared atomic" : "atomic");
     if (shadow) {
         race_write(f, *shadow, p, bytes, generic_actor(*f, op));
-        f->dirty = true;
+        (op.shared ? f->shared_writes : f->global_writes).dirty = true;
         if (op.order == Order::AcqRel) acquire(f, p, op);
         publish(f, p, op, true);
         if (!op.shared) keep_old_value(f, p, bytes);
@@ -212,6 +212,12 @@ void api_fence_proxy_async(ThreadHead* t) {
     Fiber* f = static_cast<Fiber*>(t);
     f->world->enter(f);
     if (f->world->weak_memory) fence_async(f);
+}
+
+void api_fence_proxy_async_shared(ThreadHead* t) {
+    Fiber* f = static_cast<Fiber*>(t);
+    f->world->enter(f);
+    if (f->world->weak_memory) fence_async_shared(f);
 }
 
 }  // namespace deep_moe::emu

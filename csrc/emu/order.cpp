@@ -5,8 +5,34 @@ namespace deep_moe::emu {
 
 namespace {
 
-// Up to when the thread's own writes are visible to the async proxy.
-u32 fenced_until(const Fiber& f) { return f.dirty ? f.fenced : f.warp->time; }
+void fence_async(Fiber* f, Proxy proxy) {
+    Warp& warp = *f->warp;
+    ViewRef &in = warp.fence_memo_in[u32(proxy)], &out = warp.fence_memo_out[u32(proxy)];
+    if (!(in == f->view)) {
+        in = f->view;
+        out = f->world->sizes.copy(f->view);
+        out->fence_async(proxy);
+    }
+    f->view = out;
+    f->writes(proxy) = {warp.time++, false};
+}
+
+// What the lanes of a warp that has met have made visible to the async proxy.
+void learn_fenced(View& v, const Warp& w, Proxy proxy) {
+    u32 clean = 0, all_fenced = w.time;
+    for (Fiber* f : w.lanes) {
+        if (f->wait == Wait::Done) continue;
+        OwnWrites& own = f->writes(proxy);
+        if (own.dirty) {
+            all_fenced = min_of(all_fenced, own.fenced);
+        } else {
+            clean |= 1u << f->lane;
+            own.fenced = w.time;
+        }
+    }
+    if (w.exited == 0) v.learn_all(proxy, w.agent, all_fenced);
+    v.learn_lanes(proxy, w.agent, clean, w.time);
+}
 
 }  // namespace
 
@@ -16,7 +42,8 @@ void release_into(Fiber* f, ViewRef& target) {
     w.sizes.join_into(target, f->view);
     View& v = w.sizes.writable(target);
     v.learn_lanes(Proxy::Generic, warp.agent, 1u << f->lane, warp.time);
-    v.learn_lanes(Proxy::Async, warp.agent, 1u << f->lane, fenced_until(*f));
+    for (Proxy proxy : kAsyncProxies)
+        v.learn_lanes(proxy, warp.agent, 1u << f->lane, f->writes(proxy).visible_until(warp.time));
     ++warp.time;
 }
 
@@ -38,16 +65,10 @@ void acquire_view(Fiber* f, const ViewRef& view) {
 }
 
 void fence_async(Fiber* f) {
-    Warp& warp = *f->warp;
-    if (!(warp.fence_memo_in == f->view)) {
-        warp.fence_memo_in = f->view;
-        warp.fence_memo_out = f->world->sizes.copy(f->view);
-        warp.fence_memo_out->fence_async();
-    }
-    f->view = warp.fence_memo_out;
-    f->fenced = warp.time++;
-    f->dirty = false;
+    for (Proxy proxy : kAsyncProxies) fence_async(f, proxy);
 }
+
+void fence_async_shared(Fiber* f) { fence_async(f, Proxy::AsyncShared); }
 
 void meet(WorldImpl& world, Warp* first, u32 count) {
     ViewRef all, reads;
@@ -63,23 +84,11 @@ void meet(WorldImpl& world, Warp* first, u32 count) {
         }
     View& v = world.sizes.writable(all);
     for (Warp* w = first; w < first + count; ++w) {
-        u32 clean = 0, all_fenced = w->time;
-        for (Fiber* f : w->lanes) {
-            if (f->wait == Wait::Done) continue;
-            if (f->dirty) {
-                all_fenced = min_of(all_fenced, f->fenced);
-            } else {
-                clean |= 1u << f->lane;
-                f->fenced = w->time;
-            }
-        }
-        if (w->exited == 0) {
+        if (w->exited == 0)
             v.learn_all(Proxy::Generic, w->agent, w->time);
-            v.learn_all(Proxy::Async, w->agent, all_fenced);
-        } else {
+        else
             v.learn_lanes(Proxy::Generic, w->agent, ~w->exited, w->time);
-        }
-        v.learn_lanes(Proxy::Async, w->agent, clean, w->time);
+        for (Proxy proxy : kAsyncProxies) learn_fenced(v, *w, proxy);
         ++w->time;
     }
     for (Warp* w = first; w < first + count; ++w)

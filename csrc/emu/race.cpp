@@ -22,7 +22,7 @@ bool knows(const Fiber& f, const Stamp& s, Proxy proxy) {
         case StampKind::StrongSys:
         case StampKind::Settled:
             if (s.agent == f.warp->agent && s.lane == f.lane)
-                return proxy == Proxy::Generic || s.kind == StampKind::Settled || !f.dirty || s.time <= f.fenced;
+                return proxy == Proxy::Generic || s.kind == StampKind::Settled || f.writes(proxy).visible(s.time);
             return f.view->entry(proxy, s.agent).knows(s.lane, s.time);
         case StampKind::Barrier: return f.view->phase(s.agent) >= s.time;
         case StampKind::Pending: return false;
@@ -57,7 +57,7 @@ bool is_handed_back(const Fiber& f, const Actor& actor, const Stamp& s) {
 const char* proxy_word(const Actor& a) {
     if (a.kind == StampKind::Barrier) return "asynchronous load's ";
     if (a.kind == StampKind::Pending) return "bulk store's ";
-    return a.proxy == Proxy::Async ? "wgmma's " : "";
+    return a.proxy == Proxy::AsyncShared ? "wgmma's " : "";
 }
 
 std::string stamp_text(const WorldImpl& w, StampKind kind, u32 agent, u32 lanes, const char* what) {
@@ -74,7 +74,9 @@ std::string stamp_text(const WorldImpl& w, StampKind kind, u32 agent, u32 lanes,
     std::string text = "race on " + place_name(*f, p) + ": this thread's " + proxy_word(actor) + mine;
     const std::string other = stamp_text(*f->world, kind, agent, lanes, theirs);
     if (only_proxy)
-        text += " comes after " + other + ", but no fence_proxy_async lies between the generic and the async access";
+        text += " comes after " + other + ", but no " +
+                (actor.proxy == Proxy::AsyncShared ? "fence_proxy_async_shared" : "fence_proxy_async") +
+                " lies between the generic and the async access";
     else if (strong(kind) && strong(actor.kind))
         text += " and " + other + " have scopes that do not include each other, and nothing else orders them";
     else
@@ -85,7 +87,7 @@ std::string stamp_text(const WorldImpl& w, StampKind kind, u32 agent, u32 lanes,
 void check_write_stamp(Fiber* f, const Actor& actor, const Stamp& s, const void* p, const char* mine) {
     if (morally_strong(*f, actor, s.kind, s.kind == StampKind::Barrier ? 0 : s.agent)) return;
     if (!knows(*f, s, Proxy::Generic)) race(f, actor, p, mine, s.kind, s.agent, 1u << s.lane, "write", false);
-    if (actor.proxy == Proxy::Async && !knows(*f, s, Proxy::Async))
+    if (actor.proxy != Proxy::Generic && !knows(*f, s, actor.proxy))
         race(f, actor, p, mine, s.kind, s.agent, 1u << s.lane, "write", true);
 }
 
@@ -133,12 +135,12 @@ Actor generic_actor(const Fiber& f, const MemoryOp& op) {
     return {kind, Proxy::Generic, u16(f.warp->agent), u8(f.lane), f.warp->time, 1u << f.lane};
 }
 
-Actor barrier_actor(const Barrier& b) {
-    return {StampKind::Barrier, Proxy::Async, u16(b.id), 0, b.view_phase() + 1, ~0u};
+Actor barrier_actor(const Barrier& b, Proxy proxy) {
+    return {StampKind::Barrier, proxy, u16(b.id), 0, b.view_phase() + 1, ~0u};
 }
 
-Actor pending_actor(const Fiber& f) {
-    return {StampKind::Pending, Proxy::Async, u16(f.warp->agent), u8(f.lane), f.warp->time, 1u << f.lane};
+Actor pending_actor(const Fiber& f, Proxy proxy) {
+    return {StampKind::Pending, proxy, u16(f.warp->agent), u8(f.lane), f.warp->time, 1u << f.lane};
 }
 
 void race_read(Fiber* f, const Shadow& shadow, const void* p, u64 bytes, const Actor& actor) {
@@ -187,13 +189,13 @@ bool knows_last_write(const Fiber& f, const Shadow& shadow, const void* p) {
 }
 
 void race_tensor_read(Fiber* lane, const void* p, u32 bytes) {
-    const Actor actor{StampKind::Weak, Proxy::Async,     u16(lane->warp->agent),
-                      u8(lane->lane),  lane->warp->time, 1u << lane->lane};
+    const Actor actor{StampKind::Weak, Proxy::AsyncShared, u16(lane->warp->agent),
+                      u8(lane->lane),  lane->warp->time,   1u << lane->lane};
     const Cell* c = lane->cta->shadow.cell(p);
     u64 ordered = 0;
     for (u32 i = 0; i < bytes; i += kCellBytes, ++c) {
         if (c->write.kind == StampKind::None || bits(c->write) == ordered) continue;
-        if (!knows(*lane, c->write, Proxy::Generic) || !knows(*lane, c->write, Proxy::Async))
+        if (!knows(*lane, c->write, Proxy::Generic) || !knows(*lane, c->write, Proxy::AsyncShared))
             check_write_stamp(lane, actor, c->write, static_cast<const u8*>(p) + i, "read");
         ordered = bits(c->write);
     }
@@ -230,7 +232,7 @@ void settle_bulk_store(Fiber* f, const BulkStore& store) {
         for (ReadStamp& r : c->reads)
             if (r.kind == StampKind::Pending && r.agent == agent && (r.lanes >> f->lane & 1))
                 r = {time, agent, StampKind::Weak, 15, 1u << f->lane};
-    f->dirty = true;  // the async proxy of others needs a fence before it sees what the store wrote
+    f->global_writes.dirty = true;  // the async proxy of others needs a fence before it sees what the store wrote
 }
 
 std::string place_name(const Fiber& f, const void* p) {

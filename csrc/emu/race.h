@@ -17,9 +17,9 @@ struct Actor {
 
 Actor generic_actor(const Fiber& f, const MemoryOp& op);
 // An asynchronous copy that completes on the current phase of a barrier.
-Actor barrier_actor(const Barrier& b);
+Actor barrier_actor(const Barrier& b, Proxy proxy);
 // A bulk store of a group that the thread has not waited for.
-Actor pending_actor(const Fiber& f);
+Actor pending_actor(const Fiber& f, Proxy proxy);
 
 void race_read(Fiber* f, const Shadow& shadow, const void* p, u64 bytes, const Actor& actor);
 // True when a word was last written by a release, relaxed or atomic access.
@@ -40,6 +40,7 @@ ViewRef released_view(Fiber* f);
 void release_into(Fiber* f, ViewRef& target);
 void acquire_view(Fiber* f, const ViewRef& view);
 void fence_async(Fiber* f);
+void fence_async_shared(Fiber* f);
 // All lanes of these warps that have not ended have met and know each other afterwards.
 void meet(WorldImpl& world, Warp* first, u32 count);
 

@@ -240,7 +240,8 @@ void WorldImpl::end_grid(Grid& grid) {
                 sizes.writable(all).learn_phase(b->id, b->view_phase());
             }
         }
-        sizes.writable(all).fence_async();  // the end of a kernel orders everything
+        // The end of a kernel orders everything.
+        for (Proxy proxy : kAsyncProxies) sizes.writable(all).fence_async(proxy);
         rank.view = all;
     }
     launch.counts = grid.counts;

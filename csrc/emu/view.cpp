@@ -42,10 +42,12 @@ DM_VECTOR_CLONES bool covers_words(const u32* __restrict all_a, const u32* __res
     return missing == 0;
 }
 
+u64 words_of(u32 agents, u32 barriers) { return u64(kProxies) * 3 * agents + barriers; }
+
 }  // namespace
 
 View* View::create(u32 agents, u32 barriers) {
-    const u64 bytes = sizeof(View) + 4ull * (6ull * agents + barriers);
+    const u64 bytes = sizeof(View) + 4 * words_of(agents, barriers);
     void* memory = std::malloc(bytes);
     if (!memory) throw std::bad_alloc();
     View* view = new (memory) View(agents, barriers);
@@ -55,7 +57,7 @@ View* View::create(u32 agents, u32 barriers) {
 
 View* View::copy(const View& other, u32 agents, u32 barriers) {
     if (other.agents_ == agents && other.barriers_ == barriers) {
-        const u64 words = 6ull * agents + barriers;
+        const u64 words = words_of(agents, barriers);
         void* memory = std::malloc(sizeof(View) + 4 * words);
         if (!memory) throw std::bad_alloc();
         View* view = new (memory) View(agents, barriers);
@@ -71,7 +73,7 @@ void View::destroy() { std::free(this); }
 
 void View::join(const View& o) {
     const u32 n = min_of(agents_, o.agents_);
-    for (Proxy proxy : {Proxy::Generic, Proxy::Async}) {
+    for (Proxy proxy : {Proxy::Generic, Proxy::AsyncGlobal, Proxy::AsyncShared}) {
         u32* a = words(proxy);
         const u32* b = o.words(proxy);
         join_entries(a, a + agents_, a + 2 * agents_, b, b + o.agents_, b + 2 * o.agents_, n);
@@ -81,7 +83,7 @@ void View::join(const View& o) {
 
 bool View::covers(const View& o) const {
     if (o.agents_ > agents_ || o.barriers_ > barriers_) return false;
-    for (Proxy proxy : {Proxy::Generic, Proxy::Async}) {
+    for (Proxy proxy : {Proxy::Generic, Proxy::AsyncGlobal, Proxy::AsyncShared}) {
         const u32* a = words(proxy);
         const u32* b = o.words(proxy);
         if (!covers_words(a, a + agents_, a + 2 * agents_, b, b + o.agents_, b + 2 * o.agents_, o.agents_))
@@ -113,8 +115,10 @@ void View::learn_phase(u32 barrier, u32 phase) {
     if (phase > phases()[barrier]) phases()[barrier] = phase;
 }
 
-void View::fence_async() { std::memcpy(words(Proxy::Async), words(Proxy::Generic), 12ull * agents_); }
-void View::forget_async() { std::memset(words(Proxy::Async), 0, 12ull * agents_); }
+void View::fence_async(Proxy proxy) { std::memcpy(words(proxy), words(Proxy::Generic), 12ull * agents_); }
+void View::forget_async() {
+    for (Proxy proxy : kAsyncProxies) std::memset(words(proxy), 0, 12ull * agents_);
+}
 
 ViewRef ViewSizes::join(const ViewRef& a, const ViewRef& b) const {
     if (!b || a == b) return a;

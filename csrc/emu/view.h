@@ -3,9 +3,9 @@
 // Each warp is an agent with a time of its own that advances at every release, fence and warp barrier of any lane. An
 // access is stamped (agent, lane, time). A view says for every agent "all lanes up to `all`, and the lanes in `mask`
 // up to `mask_time`". Merging two masks of different times keeps the later one, which can hide a race of one lane but
-// never invents one. Each entry exists twice: accesses that are ordered (generic), and those that are also visible to
-// the async proxy (there was a proxy fence on the way). For every mbarrier a view has the last completed phase it has
-// seen: that orders everything which completed on the barrier.
+// never invents one. Each entry exists three times: accesses that are ordered (generic), and those of global and
+// those of shared memory that are also visible to the async proxy (there was a proxy fence on the way). For every
+// mbarrier a view has the last completed phase it has seen: that orders everything which completed on the barrier.
 //
 // Views are immutable once shared; the lanes of a warp mostly share one.
 #pragma once
@@ -22,7 +22,9 @@ struct Entry {
     bool knows(u32 lane, u32 time) const { return time <= all || ((mask >> lane & 1) && time <= mask_time); }
 };
 
-enum class Proxy : u32 { Generic, Async };
+enum class Proxy : u32 { Generic, AsyncGlobal, AsyncShared };
+constexpr u32 kProxies = 3;
+constexpr Proxy kAsyncProxies[] = {Proxy::AsyncGlobal, Proxy::AsyncShared};
 
 class View {
 public:
@@ -46,8 +48,8 @@ public:
     void learn_all(Proxy proxy, u32 agent, u32 time);
     void learn_lanes(Proxy proxy, u32 agent, u32 lanes, u32 time);
     void learn_phase(u32 barrier, u32 phase);
-    void fence_async();   // what is ordered becomes visible to the async proxy
-    void forget_async();  // nothing is visible to the async proxy
+    void fence_async(Proxy proxy);  // what is ordered becomes visible to this async proxy
+    void forget_async();            // nothing is visible to the async proxy
 
     u32 agents() const { return agents_; }
     u32 barriers() const { return barriers_; }
@@ -58,11 +60,11 @@ private:
     void destroy();
     u32* words(Proxy proxy) { return data_ + u32(proxy) * 3 * agents_; }
     const u32* words(Proxy proxy) const { return data_ + u32(proxy) * 3 * agents_; }
-    u32* phases() { return data_ + 6 * agents_; }
-    const u32* phases() const { return data_ + 6 * agents_; }
+    u32* phases() { return data_ + kProxies * 3 * agents_; }
+    const u32* phases() const { return data_ + kProxies * 3 * agents_; }
 
     u32 refs_, agents_, barriers_, pad_ = 0;
-    u32 data_[];  // generic {all, mask_time, mask}, async {all, mask_time, mask}, each [agents]; phases [barriers]
+    u32 data_[];  // of each proxy {all, mask_time, mask}, each [agents]; phases [barriers]
 };
 
 // Reference to a view, or to nothing (which knows nothing).

@@ -88,7 +88,10 @@ def pull_rows(seed: int, plant: int = 0) -> None:
         assert torch.equal(machine.outs[rank], machine.bytes_of(1 - rank)[:8192])
 
 
-@pytest.mark.parametrize("plant", [0, 8, 10, 12], ids=["writer fences", "reader fences", "generic copy", "smem fenced"])
+CORRECT_PULLS = {0: "writer fences", 8: "reader fences", 10: "generic copy", 12: "smem fenced", 13: "smem fenced alone"}
+
+
+@pytest.mark.parametrize("plant", CORRECT_PULLS, ids=CORRECT_PULLS.get)
 @pytest.mark.parametrize("schedule", SEEDS)
 def test_pulled_rows_reach_tma(schedule, plant):
     pull_rows(schedule, plant)
@@ -103,7 +106,10 @@ PULL_FAULTS = {
     6: "ordered",
     7: "asynchronous load",  # stored before the load had arrived
     9: "no fence_proxy_async",  # generic stores read by TMA
-    11: "no fence_proxy_async",  # generic shared stores read by a bulk store
+    11: "no fence_proxy_async_shared",  # generic shared stores read by a bulk store
+    14: "no fence_proxy_async ",  # the fence for shared memory, where global memory is handed on by its writer,
+    15: "no fence_proxy_async ",  # taken over by its reader,
+    16: "no fence_proxy_async ",  # or was written with generic stores
 }
 
 

@@ -119,3 +119,107 @@ def test_accumulators_are_nan_until_waited_for(plant):
     except errors.EmulatorFault:
         return  # with no wait the stages are never safe to reuse either
     assert not torch.isfinite(got).all()
+
+
+NS = [8, 16, 32, 64, 128, 256]
+
+
+def both_forms(a, b, d, seed: int = 0, plant: int = 0):
+    """D + A B^T with A from shared memory and from registers, and counts.
+
+    a, b: uint8 [64, 128], [N, 128], codes of e4m3. d: float32 [64, N]. Returns (float32 [2, 64, N], counts).
+    """
+    n = b.shape[0]
+    machine = hw_machine.Machine(1, 2 * 64 * n * 4)
+    machine.fields = [("smem_a", 0, 8192), ("smem_b", 8192, 32768)]
+    machine.weights = torch.cat([a, b])
+    result = machine.outs[0].view(torch.float32).view(2, 64, n)
+    result[:] = d
+    counts = machine.launch(
+        0,
+        "registers",
+        "registers",
+        plant=plant,
+        count=n,
+        sms=1,
+        threads=128,
+        smem=8192 + 32768,
+        options=hw_machine.options(seed),
+    )
+    return result, counts
+
+
+def small_integers(n: int, seed: int):
+    """Operands whose products and sums a tensor core keeps exactly: a, b as codes, and d."""
+    generator = torch.Generator().manual_seed(seed)
+    make = lambda *shape: torch.randint(-4, 5, shape, generator=generator).float()  # noqa: E731
+    a, b = (make(rows, 128).to(torch.float8_e4m3fn).view(torch.uint8) for rows in (64, n))
+    return a, b, make(64, n)
+
+
+def all_codes(n: int, seed: int):
+    """Any codes, a quarter of them zeros and subnormals; NaN codes in row 5 of A and row 3 of B alone; and d."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def codes(rows: int) -> torch.Tensor:
+        c = torch.randint(0, 256, (rows, 128), generator=generator, dtype=torch.uint8)
+        tiny = torch.rand(rows, 128, generator=generator) < 0.25
+        c = torch.where(tiny, c & 0x87, c)
+        return torch.where(c & 0x7F == 0x7F, c & 0xFE, c)
+
+    a, b = codes(64), codes(n)
+    a[5, 17], b[3, 126] = 0x7F, 0xFF
+    return a, b, torch.randn(64, n, generator=generator) * 1e4
+
+
+def product(a, b):
+    return a.view(torch.float8_e4m3fn).double() @ b.view(torch.float8_e4m3fn).double().t()
+
+
+@pytest.mark.parametrize("plant", [0, 1], ids=["add", "overwrite"])
+@pytest.mark.parametrize("n", NS)
+def test_a_from_registers_is_exact_where_sums_are(n, plant):
+    a, b, d = small_integers(n, seed=n)
+    got, counts = both_forms(a, b, d, plant=plant)
+    want = product(a, b) + (0 if plant else d)
+    assert torch.equal(got[0].double(), want) and torch.equal(got[1].double(), want)
+    assert counts["wgmma"] == 2 * 4 and counts["macs"] == 2 * 64 * n * 128
+
+
+@pytest.mark.parametrize("plant", [0, 1], ids=["add", "overwrite"])
+@pytest.mark.parametrize("n", NS)
+def test_both_forms_give_the_same_bits(n, plant):
+    a, b, d = all_codes(n, seed=n)
+    got, _ = both_forms(a, b, d, seed=n, plant=plant)
+    assert torch.equal(got[0].view(torch.int32), got[1].view(torch.int32))
+    nan = torch.zeros(64, n, dtype=torch.bool)
+    nan[5], nan[:, 3] = True, True
+    assert torch.equal(got[1].isnan(), nan)
+    exact = (product(a, b) + (0 if plant else d))[~nan]
+    assert not torch.equal(got[1][~nan].double(), exact)  # 14 bits do not hold these sums
+    assert relative(got[1][~nan].double(), exact) < 1e-3
+
+
+@pytest.mark.parametrize("schedule", range(10))
+def test_writes_to_shared_memory_are_fenced_before_or_behind_the_barrier(schedule):
+    a, b, d = small_integers(16, schedule)
+    for plant in (0, 2):
+        got, _ = both_forms(a, b, d, seed=schedule, plant=plant)
+        assert torch.equal(got[1].double(), product(a, b) + d)
+
+
+REGISTER_FAULTS = {
+    3: "no fence_proxy_async_shared",
+    4: "wgmma_fence",
+    5: "without a wgmma_fence since registers of A were written",
+    6: "registers of A were written while a wgmma in flight reads them",
+    7: "warp 2 lane 13: registers of A were written while a wgmma in flight reads them",
+    8: "divergence",
+}
+
+
+@pytest.mark.parametrize("schedule", range(5))
+@pytest.mark.parametrize("plant", REGISTER_FAULTS)
+def test_register_faults(plant, schedule):
+    with pytest.raises(errors.Protocol, match=REGISTER_FAULTS[plant]):
+        both_forms(*small_integers(32, schedule), seed=schedule, plant=plant)

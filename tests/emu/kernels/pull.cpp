@@ -15,7 +15,11 @@ enum Plant {
     kGenericCopyNoFence,
     kGenericCopy,
     kSmemNoFence,
-    kSmemFence
+    kSmemFence,
+    kSmemSharedFence,
+    kSharedFence,
+    kSharedFenceByReader,
+    kGenericCopySharedFence
 };
 
 DM_DEVICE void pull(const Args* a, u8* smem, u64* barriers) {
@@ -28,13 +32,15 @@ DM_DEVICE void pull(const Args* a, u8* smem, u64* barriers) {
         hw::mbarrier_arrive_expect_tx(barrier, 128);
         hw::bulk_load(buffer, source + row * 128, 128, barrier);
         if (a->plant != kNoLoadWait) wait_barrier(barrier, row / 2 & 1);
-        if (a->plant == kGenericCopy || a->plant == kGenericCopyNoFence) {
+        if (a->plant == kGenericCopy || a->plant == kGenericCopyNoFence || a->plant == kGenericCopySharedFence) {
             for (u32 i = 0; i < 8; ++i)
                 hw::store(reinterpret_cast<Vec16*>(pool + row * 128) + i,
                           hw::load_shared(reinterpret_cast<Vec16*>(buffer) + i));
         } else {
-            if (a->plant == kSmemNoFence || a->plant == kSmemFence) hw::store_shared(buffer, hw::load_shared(buffer));
+            if (a->plant == kSmemNoFence || a->plant == kSmemFence || a->plant == kSmemSharedFence)
+                hw::store_shared(buffer, hw::load_shared(buffer));
             if (a->plant == kSmemFence) hw::fence_proxy_async();
+            if (a->plant == kSmemSharedFence) hw::fence_proxy_async_shared();
             hw::bulk_store(pool + row * 128, buffer, 128);
             if (a->plant != kNoCommit) hw::bulk_commit();
             if (a->plant == kReuseEarly)
@@ -42,7 +48,10 @@ DM_DEVICE void pull(const Args* a, u8* smem, u64* barriers) {
             else if (a->plant != kNoBulkWait)
                 hw::bulk_wait<0>();
         }
-        if (a->plant != kNoProxyFence && a->plant != kFenceByReader && a->plant != kGenericCopyNoFence)
+        if (a->plant == kSharedFence || a->plant == kGenericCopySharedFence)
+            hw::fence_proxy_async_shared();
+        else if (a->plant != kNoProxyFence && a->plant != kFenceByReader && a->plant != kGenericCopyNoFence &&
+                 a->plant != kSharedFenceByReader)
             hw::fence_proxy_async();
         if (a->plant == kRelaxedAdd)
             hw::atomic_add_relaxed_gpu(ready, 1);
@@ -60,6 +69,7 @@ DM_DEVICE void read(const Args* a, const Maps* maps, u8* smem, u64* barriers) {
         else
             while (hw::load_acquire<hw::Scope::Gpu>(ready) != a->count) hw::poll_pause(4, 0, ready);
         if (a->plant == kFenceByReader) hw::fence_proxy_async();
+        if (a->plant == kSharedFenceByReader) hw::fence_proxy_async_shared();
         hw::mbarrier_arrive_expect_tx(&barriers[2], 8192);
         hw::tma_load_2d(smem + 1024, &maps->maps[0], 0, 0, &barriers[2]);
     }

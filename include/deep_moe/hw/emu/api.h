@@ -36,10 +36,19 @@ struct MemoryOp {
 
 enum class Rmw : u32 { Add, Cas };
 
+// Of one thread. A lies in its registers `a`, or, where these are null, in shared memory.
+struct WgmmaOperands {
+    float* d;  // [n / 2]
+    u32 n;
+    const u32* a;  // [4]
+    u64 desc_a, desc_b;
+    bool accumulate;
+};
+
 struct ThreadHead;
 
 // One version number for the table and ThreadHead below; part of every message about a mismatch.
-constexpr u32 kApiVersion = 4;
+constexpr u32 kApiVersion = 5;
 
 struct Api {
     u64 (*collective)(ThreadHead*, Collective op, u64 value, u32 argument);
@@ -47,6 +56,7 @@ struct Api {
     void (*store)(ThreadHead*, void* p, const void* value, u32 bytes, MemoryOp op);
     u64 (*read_modify_write)(ThreadHead*, void* p, u32 bytes, Rmw rmw, u64 expected, u64 operand, MemoryOp op);
     void (*fence_proxy_async)(ThreadHead*);
+    void (*fence_proxy_async_shared)(ThreadHead*);
 
     u32 (*shared_address)(ThreadHead*, const void* p);
     void (*mbarrier_init)(ThreadHead*, u64* barrier, u32 arrivals);
@@ -66,7 +76,7 @@ struct Api {
     void (*tma_load)(ThreadHead*, void* shared, const TensorMap* map, u32 rank, const u32* coordinates, u64* barrier,
                      u32 cta_mask);
 
-    void (*wgmma)(ThreadHead*, float* d, u32 n, u64 desc_a, u64 desc_b, bool accumulate);
+    void (*wgmma)(ThreadHead*, const WgmmaOperands& operands);
 
     u64 (*timer_ns)(ThreadHead*);
     void (*poll_pause)(ThreadHead*, u32 site, u32 index, const void* address);

@@ -113,5 +113,10 @@ DM_DEVICE void fence_proxy_async() {
     emu::ThreadHead* t = emu::self();
     t->api->fence_proxy_async(t);
 }
+// The same for accesses of this CTA's shared memory alone.
+DM_DEVICE void fence_proxy_async_shared() {
+    emu::ThreadHead* t = emu::self();
+    t->api->fence_proxy_async_shared(t);
+}
 
 }  // namespace deep_moe::hw
