@@ -1,6 +1,5 @@
 """Problem: the description of a layer that all ranks share."""
 
-import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -182,7 +181,7 @@ def _checked_clamp(value: Any, defaults: ActivationDefaults) -> float | None:
         return defaults.clamp
     if not _is_positive(value):
         without = "no clamp" if defaults.clamp is None else defaults.clamp
-        raise ValueError(f"activation_clamp is {value!r}; it must be a finite number above 0, or None for {without}")
+        raise ValueError(f"activation_clamp is {value!r}; it must be {_POSITIVE}, or None for {without}")
     return float(value)
 
 
@@ -195,14 +194,15 @@ def _checked_alpha(value: Any, defaults: ActivationDefaults, activation: str) ->
             f"activation_alpha is {value!r}, but {activation!r} has no alpha; leave it out, or use {having}"
         )
     if not _is_positive(value):
-        raise ValueError(
-            f"activation_alpha is {value!r}; it must be a finite number above 0, or None for {defaults.alpha}"
-        )
+        raise ValueError(f"activation_alpha is {value!r}; it must be {_POSITIVE}, or None for {defaults.alpha}")
     return float(value)
 
 
+_POSITIVE = "a number from 2^-64 to 2^64"  # so that products with it stay far from the ends of fp32
+
+
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 2.0**-64 <= value <= 2.0**64
 
 
 def _checked_overrides(value: Any) -> tuple[tuple[str, int], ...]:

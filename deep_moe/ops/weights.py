@@ -5,6 +5,7 @@ lane holds of an accumulator are adjacent channels, gate and up in turns; and th
 per block. What differs between weight types is in their formats.
 """
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -67,10 +68,21 @@ class TransformedWeights:
         self.hidden = problem.hidden
         self.intermediate = problem.intermediate
         self.num_local_experts = weight.shape[0]
-        # Launch plans are kept by it: equal keys must mean the same bytes of the same layout. Shapes have sizes padded.
-        sizes = (problem.hidden, problem.intermediate, self.num_local_experts)
-        bias_ptr = 0 if bias is None else bias.data_ptr()
-        self.key = (weight.data_ptr(), scales.data_ptr(), bias_ptr, kind, self.layout, problem.mma_type, *sizes)
+        self.key = self._plan_key()
+
+    def _plan_key(self) -> tuple:
+        """Launch plans are kept by it: equal keys must mean the same bytes in the same layout. (Shapes are padded.)"""
+        memory = (0 if part is None else part.data_ptr() for part in (self.weight, self.scales, self.bias))
+        sizes = (self.hidden, self.intermediate, self.num_local_experts)
+        return (*memory, self.kind, self.layout, self.mma_type, *sizes)
+
+    def __deepcopy__(self, memo: dict) -> "TransformedWeights":
+        copied = object.__new__(type(self))
+        for name in self.__slots__:
+            if name != "key":
+                setattr(copied, name, copy.deepcopy(getattr(self, name), memo))
+        copied.key = copied._plan_key()  # of its own memory
+        return copied
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(self, "key"):
@@ -107,6 +119,7 @@ class TransformedWeights:
         object.__setattr__(self, "report", report)  # the one thing that changes with the weights and not the address
 
 
+@torch.no_grad()  # parameters may be passed; the result is no part of their graph
 def transform_weights(
     problem: Problem,
     gate_up: Any,
@@ -164,7 +177,7 @@ def transform_weights(
     down = Matrix("down", *form.check("down", *_pair("down", down, form.pair), shape, ("H", "I"), device))
     biases = checked_biases(problem, gate_up_bias, down_bias, experts, device)
     l1, l2 = _storage(problem, experts, device, out)
-    _refuse_overlaps(gate, up, down, l1.weight, l2.weight)
+    _refuse_overlaps(gate, up, down, l1, l2)
     if strict:
         for matrix in (gate, up, down):
             form.check_exact(matrix)
@@ -293,7 +306,7 @@ def _result(
     return TransformedWeights(kind, memory.view(shape), scales, problem, bias)
 
 
-def _refuse_overlaps(gate: Matrix, up: Matrix, down: Matrix, l1: Tensor, l2: Tensor) -> None:
+def _refuse_overlaps(gate: Matrix, up: Matrix, down: Matrix, l1: TransformedWeights, l2: TransformedWeights) -> None:
     """ValueError when writing a result would destroy an input that is still needed."""
 
     def inside(part: Tensor, target: Tensor) -> bool:  # part[e] in target[e]: experts are read before they are written
@@ -309,7 +322,8 @@ def _refuse_overlaps(gate: Matrix, up: Matrix, down: Matrix, l1: Tensor, l2: Ten
 
     for target_name, target, own in (("out[0]", l1, ("gate", "up")), ("out[1]", l2, ("down",))):
         for part in (gate, up, down):
-            refuse(target_name, target, f"{part.name} scales", part.scales)
-            if part.name not in own or not inside(part.values, target):
-                refuse(target_name, target, part.name, part.values)
-    refuse("out[1]", l2, "out[0]", l1)
+            refuse(target_name, target.weight, f"{part.name} scales", part.scales)
+            refuse(f"{target_name}.scales", target.scales, f"{part.name} scales", part.scales)
+            if part.name not in own or not inside(part.values, target.weight):
+                refuse(target_name, target.weight, part.name, part.values)
+    refuse("out[1]", l2.weight, "out[0]", l1.weight)

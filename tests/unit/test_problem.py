@@ -62,13 +62,18 @@ def test_configurations_tell_activation_and_bias():
         (dict(mma_type=None), ["mma_type is None"]),
         (dict(activation="gelu"), ["activation is 'gelu'", "'swiglu', 'swigluoai'"]),
         (dict(activation_alpha=1.7), ["activation_alpha is 1.7", "'swiglu' has no alpha", "use 'swigluoai'"]),
-        (dict(activation="swigluoai", activation_alpha=0), ["activation_alpha is 0", "above 0", "None for 1.702"]),
+        (
+            dict(activation="swigluoai", activation_alpha=0),
+            ["activation_alpha is 0", "from 2^-64 to 2^64", "None for 1.702"],
+        ),
         (dict(activation="swigluoai", activation_alpha=float("nan")), ["activation_alpha is nan"]),
         (dict(activation="swigluoai", activation_clamp=-7.0), ["activation_clamp is -7.0", "None for 7.0"]),
         (dict(bias=1), ["bias is 1", "True or False", "transform_weights"]),
-        (dict(activation_clamp=0.0), ["activation_clamp is 0.0", "above 0", "None"]),
+        (dict(activation_clamp=0.0), ["activation_clamp is 0.0", "from 2^-64 to 2^64", "None"]),
         (dict(activation_clamp=float("inf")), ["activation_clamp is inf"]),
         (dict(activation_clamp="10"), ["activation_clamp is '10'"]),
+        (dict(activation_clamp=1e39), ["activation_clamp is 1e+39"]),  # an infinity in fp32
+        (dict(activation="swigluoai", activation_alpha=3e38), ["activation_alpha is 3e+38"]),
         (dict(overrides=dict(hidden=64)), ["'hidden'", "ring_rows"]),
     ],
 )

@@ -1,5 +1,7 @@
 """transform_weights: the bytes, the way back, storage reuse, and every wrong argument."""
 
+import copy
+
 import pytest
 import torch
 
@@ -119,6 +121,33 @@ def test_out_keeps_addresses():
     fresh = deep_moe.transform_weights(EVEN, second.gate_up, second.down)
     for a, b in zip(again, fresh, strict=True):
         assert same_bytes(a.weight, b.weight) and torch.equal(a.scales, b.scales)
+
+
+def test_a_copy_has_memory_and_a_key_of_its_own():
+    first, second = (testing.random_weights(EVEN, seed=seed) for seed in (1, 2))
+    out = deep_moe.transform_weights(EVEN, first.gate_up, first.down)
+    copies = copy.deepcopy(out)
+    deep_moe.transform_weights(EVEN, second.gate_up, second.down, out=copies)
+    for part, copied in zip(out, copies, strict=True):
+        assert copied.key != part.key and copied.key[0] == copied.weight.data_ptr()
+        assert not torch.equal(part.dequantize(), copied.dequantize())
+    assert torch.equal(out[1].dequantize(), deep_moe.transform_weights(EVEN, first.gate_up, first.down)[1].dequantize())
+
+
+def test_inputs_may_not_be_the_scales_of_out():
+    weights = testing.random_weights(EVEN)
+    out = deep_moe.transform_weights(EVEN, weights.gate_up, weights.down)
+    (gate, gate_sf), up = weights.gate_up
+    own = out[0].scales[:, :, : gate_sf.shape[2], 1]
+    with pytest.raises(ValueError, match=r"out\[0\].scales at .* overlaps gate scales"):
+        deep_moe.transform_weights(EVEN, ((gate, own), up), weights.down, out=out)
+
+
+def test_parameters_leave_no_graph():
+    weights = testing.random_weights(EVEN)
+    scales = torch.nn.Parameter(weights.down[1])
+    _, l2 = deep_moe.transform_weights(EVEN, weights.gate_up, (weights.down[0], scales))
+    assert not l2.scales.requires_grad and torch.equal(l2.scales[:, :, : scales.shape[2], 0], scales[:, ::2])
 
 
 def test_out_may_be_the_inputs_themselves():

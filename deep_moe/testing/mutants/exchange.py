@@ -51,6 +51,28 @@ EXCHANGE = (
         "e < kExperts && hw::block_idx() == 0",
         "e < kExperts && hw::block_idx() == 1",
     ),
+    Mutant("route few: counts not zeroed", "comm/route.h", "hw::store_shared(counts + e, 0u);", ";"),
+    Mutant(
+        "route few: entries of no token",
+        "comm/route.h",
+        "entry < entries ? expert_of(ctx, entry) : kExperts",
+        "expert_of(ctx, entry)",
+    ),
+    Mutant(
+        "route few: one place for all rows of an expert", "comm/route.h", "place + hw::popcount(here & below)", "place"
+    ),
+    Mutant(
+        "route few: places go on in the next owner's list",
+        "comm/route.h",
+        "if (expert / kLocal != owner) place = 0;",
+        "",
+    ),
+    Mutant(
+        "route few: counts passed on before they are counted",
+        "comm/route.h",
+        "            place += hw::popcount(here);\n        }\n        hw::sync_warp();",
+        "            place += hw::popcount(here);\n        }",
+    ),
     Mutant("route: an entry of the next stripe", "comm/route.h", "entry < end ?", "entry <= end ?"),
     Mutant("route: one group of entries", "comm/route.h", "base += kGroup * kWarpSize", "base = end"),
     # Arriving

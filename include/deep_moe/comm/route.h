@@ -19,9 +19,10 @@ struct Route {
 
     // Warp-collective. False when the launch is to be abandoned.
     static DM_DEVICE bool run(const Context<kConfig>& ctx) {
-        const u32 entries = ctx.num_entries();
+        const u32 entries = ctx.num_tokens() * kConfig.num_topk;
         const u32 parts = max_of(1u, min_of(hw::grid_dim(), ceil_div(entries, kMinEntriesPerPart)));
         if (hw::block_idx() >= parts) return true;
+        if (entries <= kWarpSize) return run_few(ctx, entries);
         const u32 stripe = ceil_div(entries, parts);
         const u32 begin = min_of(hw::block_idx() * stripe, entries);
         const u32 end = min_of(begin + stripe, entries);
@@ -46,6 +47,40 @@ struct Route {
     }
 
 private:
+    // The same where every entry has a lane: expert by expert in ascending order, and so owner by owner. NOTES: 2 us of 70
+    // for one token on two GPUs. The way below takes 8: ways through memory, and code that runs once and is not in the
+    // instruction cache.
+    static DM_DEVICE bool run_few(const Context<kConfig>& ctx, u32 entries) {
+        const u32 entry = hw::lane_idx(), below = (1u << entry) - 1;
+        u32* counts = next_of(ctx);
+        DM_NO_UNROLL
+        for (u32 e = entry; e < kExperts; e += kWarpSize) hw::store_shared(counts + e, 0u);
+        hw::sync_warp();
+        u32 left = entry < entries ? expert_of(ctx, entry) : kExperts, owner = 0, place = 0;
+        for (;;) {
+            const u32 expert = hw::min_of_lanes(left);
+            if (expert == kExperts) break;
+            if (expert / kLocal != owner) place = 0;
+            owner = expert / kLocal;
+            const u32 here = hw::ballot(left == expert);
+            if (left == expert) {
+                u32* segment = ctx.template peer<BufferField::SourceLists>(owner) + ctx.params.rank * u64(kSegment);
+                hw::store(segment + place + hw::popcount(here & below), entry);
+                left = kExperts;
+            }
+            if (entry == 0) hw::store_shared(counts + expert, hw::popcount(here));
+            place += hw::popcount(here);
+        }
+        hw::sync_warp();
+        DM_NO_UNROLL
+        for (u32 e = entry; e < kExperts; e += kWarpSize)
+            hw::store(ctx.template peer<BufferField::RecvCounts>(e / kLocal) + ctx.params.rank * kLocal + e % kLocal,
+                      hw::load_shared(counts + e));
+        Arrivals<BufferField::CountFlags>::arrive(ctx, 1);
+        ctx.trace.lap(TraceKind::Route);
+        return true;
+    }
+
     // u32 [E]: counts, then next positions; behind them u32 [E]: prefix sums. In the memory of the pipeline's stages, which
     // are not loaded before counts_ready.
     static DM_DEVICE u32* next_of(const Context<kConfig>& ctx) {
