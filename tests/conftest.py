@@ -89,6 +89,12 @@ class Worlds:
             )
         return world
 
+    def alone(self, name: str) -> testing.World:
+        """With no other buffer on the device: launches of several are ordered, which costs the host time."""
+        self.close()
+        self.made.clear()
+        return self(name)
+
     def weights_of(self, problem, distribution: str, seed: int) -> testing.Weights:
         """All worlds of one model hold the same bytes."""
         key = problem.num_experts, problem.hidden, problem.intermediate, problem.bias, distribution, seed

@@ -44,7 +44,7 @@ def test_a_rank_behind_a_sleeping_kernel(worlds, late):
 
 
 def test_host_time_of_a_cached_call(worlds):
-    world = worlds("main-1")
+    world = worlds.alone("main-1")
     inputs = world.inputs([1])[0]
 
     def body(rank):
