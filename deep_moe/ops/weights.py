@@ -42,18 +42,16 @@ class TransformedWeights:
     """
 
     __slots__ = (
-        *(
-            "kind",
-            "weight",
-            "scales",
-            "bias",
-            "report",
-            "layout",
-            "mma_type",
-            "hidden",
-            "intermediate",
-            "num_local_experts",
-        ),
+        "kind",
+        "weight",
+        "scales",
+        "bias",
+        "report",
+        "layout",
+        "mma_type",
+        "hidden",
+        "intermediate",
+        "num_local_experts",
         "key",
     )
 
