@@ -29,7 +29,7 @@ import roofline
 import torch
 import torch.distributed as dist
 from routing import Router, seed_of
-from shapes import Ceilings, Shape, busiest_touched, floor_us, shape_of
+from shapes import WEIGHT_BITS, Ceilings, Shape, busiest_touched, floor_us, shape_of
 from timing import ColdTimer, Ranks, captured, host_us
 from tracing import TracedLaunches
 
@@ -114,7 +114,7 @@ class Bench:
         self.l1, self.l2 = deep_moe.transform_weights(self.problem, own.gate_up, own.down)
         self.peers = self.load_peers(own)
         self.timer = ColdTimer(ranks)
-        self.traced = TracedLaunches(self.problem, ranks, args.num_sms, args.trace) if args.trace else None
+        self.traced = TracedLaunches(self.problem, shape.op, ranks, args.num_sms, args.trace) if args.trace else None
         self.configs = dict(zip(self.problem.bound_classes(ranks.size), self.problem.configs(ranks.size), strict=True))
 
     def load_peers(self, own: testing.Weights) -> dict:
@@ -141,7 +141,7 @@ class Bench:
         outputs = {name: torch.empty_like(y) for name in rivals}
 
         def call() -> None:
-            deep_moe.fp8_mega_moe(y, self.l1, self.l2, self.buffer, num_tokens_bound=bound)
+            self.shape.op(y, self.l1, self.l2, self.buffer, num_tokens_bound=bound)
 
         def stage() -> None:
             deep_moe.stage(self.buffer, inputs.x, inputs.topk_idx, inputs.topk_weights)
@@ -259,6 +259,7 @@ def wrong(row: dict) -> bool:
 def add_layer_options(parser: argparse.ArgumentParser, tokens: str, repeats: int) -> None:
     """What is run and how often; `tokens` and `repeats` are defaults."""
     parser.add_argument("--tokens", default=tokens, help="per rank (default %(default)s)")
+    parser.add_argument("--mma-type", default="fp8xfp8", choices=list(WEIGHT_BITS), help="default %(default)s")
     parser.add_argument("--experts-per-rank", type=int, help="instead of the shape's own slice")
     parser.add_argument("--max-tokens", type=int, default=8192, help="of every buffer (default %(default)s)")
     parser.add_argument("--distribution", default="zero-mean", choices=list(testing.DISTRIBUTIONS))
@@ -313,7 +314,7 @@ def run(ranks: Ranks, args: argparse.Namespace) -> list[dict]:
     rows: list[dict] = []
     for name in args.shapes.split(","):
         start = time.perf_counter()
-        bench = Bench(shape_of(name, args.experts_per_rank), ranks, ceilings, args)
+        bench = Bench(shape_of(name, args.experts_per_rank, args.mma_type), ranks, ceilings, args)
         torch.cuda.synchronize()
         ranks.print(describe(bench, time.perf_counter() - start))
         for count in args.tokens:

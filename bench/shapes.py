@@ -1,10 +1,13 @@
 """The model slices that the bench times, and the least a layer can take on a given chip."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 import deep_moe
+
+WEIGHT_BITS = {"fp8xfp8": 32, "fp8xmxfp4": 17}  # of four weights
 
 
 @dataclass(frozen=True)
@@ -17,11 +20,17 @@ class Shape:
     topk: int
     experts_per_rank: int
     activation_clamp: float | None = None
+    mma_type: str = "fp8xfp8"
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of gate, up and down."""
+        return 3 * self.hidden * self.intermediate
 
     @property
     def expert_bytes(self) -> int:
-        """e4m3 weights of one expert: gate, up and down. Block scales add 0.02 %."""
-        return 3 * self.hidden * self.intermediate
+        """Weights of one expert. Block scales, which are left out, add 0.02 %; MXFP4 has a byte for every 32 codes."""
+        return self.expert_parameters * WEIGHT_BITS[self.mma_type] // 32
 
     def problem(self, num_ranks: int, max_tokens: int) -> deep_moe.Problem:
         """The layer that `num_ranks` ranks run with this slice each."""
@@ -31,12 +40,18 @@ class Shape:
             hidden=self.hidden,
             intermediate=self.intermediate,
             max_tokens_per_rank=max_tokens,
+            mma_type=self.mma_type,
             activation_clamp=self.activation_clamp,
         )
 
+    @property
+    def op(self) -> Callable[..., None]:
+        """The layer's function."""
+        return getattr(deep_moe, {"fp8xfp8": "fp8_mega_moe", "fp8xmxfp4": "fp8_mxfp4_mega_moe"}[self.mma_type])
+
     def flops(self, num_tokens: int) -> int:
         """Of the two GEMMs for one rank's tokens."""
-        return 2 * num_tokens * self.topk * self.expert_bytes
+        return 2 * num_tokens * self.topk * self.expert_parameters
 
     def wire_bytes(self, num_tokens: int, num_ranks: int) -> float:
         """Bytes a rank sends over NVLink with uniform routing: fp8 rows out to be pulled, bf16 rows back."""
@@ -50,11 +65,12 @@ SHAPES = {
 }
 
 
-def shape_of(name: str, experts_per_rank: int | None) -> Shape:
+def shape_of(name: str, experts_per_rank: int | None, mma_type: str = "fp8xfp8") -> Shape:
     """A known shape, cut to another number of local experts if asked for."""
     if name not in SHAPES:
         raise SystemExit(f"unknown shape {name!r}; known: {', '.join(SHAPES)}")
-    return replace(SHAPES[name], experts_per_rank=experts_per_rank) if experts_per_rank else SHAPES[name]
+    shape = replace(SHAPES[name], mma_type=mma_type)
+    return replace(shape, experts_per_rank=experts_per_rank) if experts_per_rank else shape
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class Sweep:
             deep_moe.stage(buffer, inputs.x, inputs.topk_idx, inputs.topk_weights)
 
             def call(buffer=buffer) -> None:
-                deep_moe.fp8_mega_moe(y, self.l1, self.l2, buffer, num_tokens_bound=num_tokens)
+                self.shape.op(y, self.l1, self.l2, buffer, num_tokens_bound=num_tokens)
 
             testing.poison(y)
             call()
@@ -168,7 +168,7 @@ def main() -> int:
     args, ranks = arguments(), Ranks()
     if ranks.size > 1:
         ranks.connect()
-    sweep = Sweep(shape_of(args.shape, args.experts_per_rank), ranks, args)
+    sweep = Sweep(shape_of(args.shape, args.experts_per_rank, args.mma_type), ranks, args)
     size = sum(each.problem.buffer_bytes(ranks.size) for each in sweep.found) / 2**20
     ranks.print(
         f"# {torch.cuda.get_device_name()}, torch {torch.__version__}, deep_moe {deep_moe.__version__}, {args.shape}, "

@@ -1,6 +1,7 @@
 """One more launch of each row by kernels that trace: a summary, and a file for https://ui.perfetto.dev."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,10 +17,10 @@ WARM_UP = 2  # launches before the one that counts
 class TracedLaunches:
     """A buffer of the same problem whose kernels trace."""
 
-    def __init__(self, problem: deep_moe.Problem, ranks: Ranks, num_sms: int | None, path: str) -> None:
+    def __init__(self, problem: deep_moe.Problem, op: Callable, ranks: Ranks, num_sms: int | None, path: str) -> None:
         overrides = dict(problem.overrides) | {"trace_events": trace.EVENTS}
         problem = dataclasses.replace(problem, overrides=overrides)
-        self.ranks, self.path = ranks, Path(path)
+        self.op, self.ranks, self.path = op, ranks, Path(path)
         self.buffer = deep_moe.SymmBuffer(ranks.group, problem, num_sms=num_sms)
 
     def row(self, name: str, inputs, weights: tuple, bound: int, timer: ColdTimer) -> None:
@@ -27,7 +28,7 @@ class TracedLaunches:
         y = torch.empty(inputs.x.shape, dtype=torch.bfloat16, device=self.ranks.device)
         deep_moe.stage(self.buffer, inputs.x, inputs.topk_idx, inputs.topk_weights)
         for _ in range(1 + WARM_UP):
-            us = timer.sample(lambda: deep_moe.fp8_mega_moe(y, *weights, self.buffer, num_tokens_bound=bound))
+            us = timer.sample(lambda: self.op(y, *weights, self.buffer, num_tokens_bound=bound))
         traces = self._gathered(self.buffer.trace())
         stem, dot, suffixes = self.path.name.partition(".")
         path = self.path.with_name(f"{stem}-{name}{dot}{suffixes}")

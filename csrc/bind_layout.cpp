@@ -102,6 +102,7 @@ void bind_layout(py::module_& m) {
     m.def("l1_row_of", &l1_row_of, py::arg("channel"), py::arg("is_up"));
     m.def("l2_row_of", &l2_row_of, py::arg("channel"));
     m.def("weight_byte_of", &weight_byte_of, py::arg("k_blocks"), py::arg("row"), py::arg("k"));
+    m.def("activation_byte_of", &activation_byte_of, py::arg("mma_type"), py::arg("k"));
     m.def("mxfp4_word_of", &mxfp4_word_of, py::arg("k_blocks"), py::arg("row"), py::arg("k"));
     m.def("mxfp4_element_of", &mxfp4_element_of, py::arg("k"));
     m.def("mxfp4_sign_bit_of", &mxfp4_sign_bit_of, py::arg("element"));

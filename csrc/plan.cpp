@@ -89,7 +89,7 @@ StageParams make_params(u64 buffer, const StageCall& call) {
 u32 stage_grid(u32 max_count, u32 num_sms) { return max_of(1u, min_of(max_count, num_sms * kStageBlocksPerSm)); }
 
 cuda::KernelInfo mega_kernel_info(const MegaMoeConfig& config) {
-    return {buffer_layout_hash(config), smem_bytes(config), kNumThreads, u64(KernelKind::Mega)};
+    return {buffer_layout_hash(config), smem_bytes(config), config.num_threads(), u64(KernelKind::Mega)};
 }
 
 cuda::KernelInfo stage_kernel_info(const MegaMoeConfig& config) {

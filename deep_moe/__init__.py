@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .config import Problem as Problem
     from .ops import TransformedWeights as TransformedWeights
     from .ops import fp8_mega_moe as fp8_mega_moe
+    from .ops import fp8_mxfp4_mega_moe as fp8_mxfp4_mega_moe
     from .ops import stage as stage
     from .ops import transform_weights as transform_weights
 
@@ -40,6 +41,7 @@ _HOMES = {
     "Problem": ".config",
     "TransformedWeights": ".ops",
     "fp8_mega_moe": ".ops",
+    "fp8_mxfp4_mega_moe": ".ops",
     "stage": ".ops",
     "transform_weights": ".ops",
 }

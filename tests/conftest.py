@@ -20,7 +20,7 @@ from deep_moe import testing  # noqa: E402
 
 def pytest_addoption(parser):
     group = parser.getgroup("deep_moe")
-    group.addoption("--mma-type", default="fp8xfp8", choices=["fp8xfp8"], help="kernels under test")
+    group.addoption("--mma-type", default="fp8xfp8", choices=["fp8xfp8", "fp8xmxfp4"], help="kernels under test")
     group.addoption("--arch", default="sm_90a", choices=["sm_90a"], help="architecture of the emulated kernels")
     group.addoption("--ranks", default="1,2,4,8", help="rank counts to test, comma-separated")
     group.addoption("--seeds", type=int, default=2, help="emulator schedules to try where a test varies them")
@@ -63,8 +63,8 @@ def device() -> str:
 class Worlds:
     """Makes each world once and keeps it; one whose call failed is replaced."""
 
-    def __init__(self, device: str, wanted_ranks: set[int]):
-        self.device, self.wanted_ranks = device, wanted_ranks
+    def __init__(self, device: str, wanted_ranks: set[int], mma_type: str):
+        self.device, self.wanted_ranks, self.mma_type = device, wanted_ranks, mma_type
         self.made: dict[tuple, testing.World] = {}
         self.weights: dict[tuple, testing.Weights] = {}
 
@@ -83,7 +83,7 @@ class Worlds:
         key = name, clamp, alpha, distribution, num_sms, weights_seed
         world = self.made.get(key)
         if world is None or world.broken:
-            problem = geometry.problem(clamp, alpha)
+            problem = geometry.problem(clamp, alpha, self.mma_type)
             world = self.made[key] = testing.World(
                 problem, geometry.ranks, self.device, self.weights_of(problem, distribution, weights_seed), num_sms
             )
@@ -97,7 +97,8 @@ class Worlds:
 
     def weights_of(self, problem, distribution: str, seed: int) -> testing.Weights:
         """All worlds of one model hold the same bytes."""
-        key = problem.num_experts, problem.hidden, problem.intermediate, problem.bias, distribution, seed
+        sizes = problem.num_experts, problem.hidden, problem.intermediate
+        key = sizes, problem.mma_type, problem.bias, distribution, seed
         if key not in self.weights:
             self.weights[key] = testing.random_weights(problem, distribution, seed, self.device)
         return self.weights[key]
@@ -109,9 +110,9 @@ class Worlds:
 
 
 @pytest.fixture(scope="session")
-def worlds_of_devices(wanted_ranks):
+def worlds_of_devices(wanted_ranks, pytestconfig):
     made: dict[str, Worlds] = {}
-    yield lambda device: made.setdefault(device, Worlds(device, wanted_ranks))
+    yield lambda device: made.setdefault(device, Worlds(device, wanted_ranks, pytestconfig.getoption("--mma-type")))
     for worlds in made.values():
         worlds.close()
 

@@ -21,14 +21,26 @@ class Geometry:
     overrides: dict = field(default_factory=dict, hash=False)  # of the configuration, such as a ring that wraps
     activation: str = "swiglu"
     bias: bool = False
+    mma_type: str | None = None  # of these tests alone; None: of the run (--mma-type)
 
-    def problem(self, activation_clamp: float | None = None, activation_alpha: float | None = None) -> deep_moe.Problem:
+    def problem(
+        self,
+        activation_clamp: float | None = None,
+        activation_alpha: float | None = None,
+        mma_type: str = "fp8xfp8",
+    ) -> deep_moe.Problem:
+        """With MXFP4 weights intermediate is rounded up to whole groups."""
+        mma_type = self.mma_type or mma_type
+        intermediate = self.intermediate
+        if mma_type == "fp8xmxfp4":
+            intermediate = -(-intermediate // 32) * 32
         return deep_moe.Problem(
             num_experts=self.experts,
             num_topk=self.topk,
             hidden=self.hidden,
-            intermediate=self.intermediate,
+            intermediate=intermediate,
             max_tokens_per_rank=self.max_tokens,
+            mma_type=mma_type,
             activation=self.activation,
             activation_clamp=activation_clamp,
             activation_alpha=activation_alpha,
@@ -103,6 +115,33 @@ GEOMETRIES = {
         max_tokens=40,
         overrides=dict(block_m=8),
         activation="swigluoai",
+    ),
+    # MXFP4 weights: all tile heights; no size a multiple of a tile
+    "mxfp4-2": Geometry(
+        2, experts=4, topk=2, hidden=320, intermediate=160, max_tokens=100, overrides=SMALL_RING, mma_type="fp8xmxfp4"
+    ),
+    # one rank: tokens that are not pulled, and like gpt-oss; 8, 16 and 24 rows
+    "mxfp4-oss": Geometry(
+        1,
+        experts=4,
+        topk=3,
+        hidden=576,
+        intermediate=96,
+        max_tokens=20,
+        activation="swigluoai",
+        bias=True,
+        mma_type="fp8xmxfp4",
+    ),
+    # 8-row tiles through a ring of 16 blocks, more K blocks than stages
+    "mxfp4-wrap": Geometry(
+        2,
+        experts=4,
+        topk=2,
+        hidden=1728,
+        intermediate=416,
+        max_tokens=64,
+        overrides=dict(block_m=8, ring_rows=128, lag_blocks=2, unit_blocks=2),
+        mma_type="fp8xmxfp4",
     ),
     # CASES 8
     "768x1152": Geometry(2, experts=4, topk=1, hidden=768, intermediate=1152, max_tokens=32),

@@ -63,23 +63,25 @@ def lookup_words(exponents):
 def decode_piece(piece):
     """u8 [4352] -> e4m3 bytes [64 rows, 128 of K], by the four registers of each lane's wgmma fragment.
 
-    Register i of lane 4 g + q, for 32 of K: row 16 warp + g + 8 (i % 2), k = 4 q + 16 (i / 2) + 0..3.
+    Register i of lane 4 g + q, for the 32 places of one wgmma: row 16 warp + g + 8 (i % 2), places 4 q + 16 (i / 2) +
+    0..3. Lanes with q < 2 have places of the first group of a half K block, the others of the second.
     """
     codes, exponents = piece[: _C.kMxfp4CodeBytes], piece[_C.kMxfp4CodeBytes :]
-    words = codes.view("<u4").reshape(4, 2, 8, 4, 4)  # warp, v, g, q, group
-    r = exponents.reshape(4, 8, 2, 4).transpose(0, 2, 1, 3).astype(np.int64) - _C.kMxfp4ExponentBias
-    low, high = (np.broadcast_to(lut[:, :, :, None], words.shape) for lut in lookup_words(r))
+    words = codes.view("<u4").reshape(4, 2, 8, 4, 4)  # warp, v, g, q, wgmma
+    r = exponents.reshape(4, 8, 2, 2, 2).transpose(0, 3, 1, 2, 4)  # warp, v, g, group, half
+    r = r.repeat(2, 3).repeat(2, 4).astype(np.int64) - _C.kMxfp4ExponentBias  # as the words
+    low, high = lookup_words(r)
     magnitudes, signs = words & np.uint32(0x77777777), np.uint32(0x80808080)
-    result = np.zeros((4, 2, 8, 4, 2, 4, 4), np.uint8)  # warp, v, g, group, half of 16, q, byte
-    for half, register in enumerate(
-        (
-            _prmt(low, high, magnitudes & np.uint32(0xFFFF)) | words & signs,
-            _prmt(low, high, magnitudes >> np.uint32(16)) | words << np.uint32(4) & signs,
-        )
-    ):
-        four_bytes = np.ascontiguousarray(register)[..., None].view(np.uint8)  # warp, v, g, q, group, byte
-        result[:, :, :, :, half] = four_bytes.transpose(0, 1, 2, 4, 3, 5)
-    return result.reshape(64, 128)
+    registers = (
+        _prmt(low, high, magnitudes & np.uint32(0xFFFF)) | words & signs,
+        _prmt(low, high, magnitudes >> np.uint32(16)) | words << np.uint32(4) & signs,
+    )
+    places = np.zeros((4, 2, 8, 4, 2, 4, 4), np.uint8)  # warp, v, g, wgmma, which 16 of its 32, q, byte
+    for sixteen, register in enumerate(registers):
+        four_bytes = np.ascontiguousarray(register)[..., None].view(np.uint8)  # warp, v, g, q, wgmma, byte
+        places[:, :, :, :, sixteen] = four_bytes.transpose(0, 1, 2, 4, 3, 5)
+    by_place = places.reshape(64, 128)
+    return by_place[:, [_C.activation_byte_of(_C.MmaType.Fp8xMxfp4, k) for k in range(128)]]
 
 
 def decode(part):

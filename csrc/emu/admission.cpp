@@ -44,7 +44,8 @@ void check_request(const LaunchRequest& r, u32 num_ranks) {
     check(r.num_sms >= 1, r, "num_sms must be at least 1");
     check(r.cluster_size >= 1 && r.cluster_size <= kMaxClusterSize, r, "cluster_size must be in 1..8");
     check(r.num_sms % r.cluster_size == 0, r, "num_sms must be a multiple of cluster_size");
-    check(r.threads >= 32 && r.threads % 32 == 0 && r.threads <= 512, r, "threads must be a multiple of 32 up to 512");
+    check(r.threads >= 32 && r.threads % 32 == 0 && r.threads <= kMaxCtaThreads, r,
+          "threads must be a multiple of 32 up to 1024");
     check(r.smem_bytes <= kMaxSharedBytes, r, "more than 232448 bytes of shared memory");
     check(r.args.size() <= 4, r, "more than 4 arguments");
     for (const SmemField& f : r.smem_fields)

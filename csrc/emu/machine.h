@@ -196,10 +196,12 @@ struct Barrier {
     u32 view_phase() const { return base_phase + phase; }
 };
 
+constexpr u32 kMaxCtaThreads = 1024;
+
 // Tensor-core reads of shared memory, by 16-byte granules.
 struct TensorReads {
     u32 in_flight;
-    u32 last[16];  // per warp of the CTA: its time when the read was waited for
+    u32 last[kMaxCtaThreads / kWarpSize];  // per warp of the CTA: its time when the read was waited for
 };
 
 struct Cta {

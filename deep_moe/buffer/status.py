@@ -21,11 +21,11 @@ def abort_error(record: int) -> DeepMoeError:
     code, site, rank, index = record >> 56, record >> 48 & 0xFF, record >> 32 & 0xFFFF, record & 0xFFFFFFFF
     if code == int(_C.AbortCode.BoundMismatch):
         return MismatchError(
-            f"fp8_mega_moe was called with a num_tokens_bound of another class on rank {index} than on rank {rank}; "
+            f"the layer was called with a num_tokens_bound of another class on rank {index} than on rank {rank}; "
             f"num_tokens_bound must fall into the same class on all ranks; {REMEDY}"
         )
     try:
         phase = PHASES[_C.WaitSite(site)].format(index=index)
     except (KeyError, ValueError):
         phase = f"something unknown (record {record:#018x})"
-    return PeerTimeout(f"fp8_mega_moe: rank {rank} waited too long for {phase}; {REMEDY}")
+    return PeerTimeout(f"mega_moe: rank {rank} waited too long for {phase}; {REMEDY}")

@@ -52,7 +52,7 @@ class SymmBuffer:
         TypeError, ValueError: an argument is wrong.
         MismatchError: ranks disagree; raised on all of them.
         DeviceError: no GPU, not an SM90, or GPUs that do not reach each other.
-        JitError: a kernel does not compile, or there is none for the problem's mma_type.
+        JitError: a kernel does not compile.
     """
 
     def __init__(self, group: Any, problem: Problem, device: Any = None, num_sms: int | None = None) -> None:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--intermediate", type=int, help="channels of an expert")
     parser.add_argument("--experts", type=int, help="experts of all ranks together")
     parser.add_argument("--topk", type=int, help="experts per token")
-    parser.add_argument("--mma-type", default="fp8xfp8", help='activations x weights (default "fp8xfp8")')
+    parser.add_argument("--mma-type", default="fp8xfp8", help="activations x weights: fp8xfp8 (default) or fp8xmxfp4")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", metavar="FILE", help="write what every warp did last, for ui.perfetto.dev")
 

@@ -5,7 +5,7 @@ import time
 
 from ..jit import Kernel, KernelRequest, get_kernels
 from ..jit.render import ARCHES
-from .presets import Presets, load_presets
+from .presets import Preset, Presets, load_presets
 from .progress import ProgressBar
 
 
@@ -55,19 +55,28 @@ def model_requests(
 
 def list_models(presets: Presets) -> None:
     """Prints a table of the presets, then the refused models with the reasons."""
-    print(f"{'model':<22}{'hidden':>8}{'inter':>8}{'experts':>9}{'top-k':>7}  notes")
+    width = 2 + max(map(len, [*(preset.name for preset in presets.models), *presets.refused]))
+    print(f"{'model':<{width}}{'mma type':<11}{'hidden':>6}{'inter':>8}{'experts':>9}{'top-k':>7}  notes")
     for preset in presets.models:
         shape = preset.arguments
-        notes = [f"also {', '.join(preset.aliases)}"] if preset.aliases else []
-        notes += [f"clamp {shape['activation_clamp']:g}"] if "activation_clamp" in shape else []
-        notes += [preset.note] if preset.note else []
         print(
-            f"{preset.name:<22}{shape['hidden']:>8}{shape['intermediate']:>8}{shape['num_experts']:>9}"
-            f"{shape['num_topk']:>7}  {'; '.join(notes)}".rstrip()
+            f"{preset.name:<{width}}{shape.get('mma_type', 'fp8xfp8'):<11}{shape['hidden']:>6}"
+            f"{shape['intermediate']:>8}{shape['num_experts']:>9}{shape['num_topk']:>7}  {'; '.join(_notes(preset))}".rstrip()
         )
     print("\nnot supported:")
     for name, reason in presets.refused.items():
-        print(f"{name:<22}{reason}")
+        print(f"{name:<{width}}{reason}")
+
+
+def _notes(preset: Preset) -> list[str]:
+    """What a row of the table says besides the sizes."""
+    shape = preset.arguments
+    notes = [f"also {', '.join(preset.aliases)}"] if preset.aliases else []
+    notes += [shape["activation"]] if "activation" in shape else []
+    notes += [f"clamp {shape['activation_clamp']:g}"] if "activation_clamp" in shape else []
+    notes += ["biases"] if shape.get("bias") else []
+    notes += [preset.note] if preset.note else []
+    return notes
 
 
 def _describe(kernel: Kernel) -> str:

@@ -54,8 +54,8 @@ class Problem:
         intermediate: channels between the two GEMMs (of gate, and of up); a multiple of 16, or of 32 for
             "fp8xmxfp4".
         max_tokens_per_rank: the most tokens any rank may stage.
-        mma_type: "fp8xfp8": e4m3 activations and weights. "fp8xmxfp4": e4m3 activations and MXFP4 weights; so far only
-            for `transform_weights` and the reference, there are no kernels.
+        mma_type: "fp8xfp8": e4m3 activations and weights, for `fp8_mega_moe`. "fp8xmxfp4": e4m3 activations and MXFP4
+            weights, for `fp8_mxfp4_mega_moe`.
         activation: "swiglu": silu(gate) * up; "swigluoai": gate * sigmoid(alpha * gate) * (up + 1), of gpt-oss.
         activation_clamp: c of gate = min(gate, c), up = clamp(up, -c, c), which comes before; gpt-oss calls it limit.
             None: no clamp with "swiglu", 7.0 with "swigluoai".

@@ -7,18 +7,14 @@ from ..errors import JitError
 
 
 class Entry(NamedTuple):
-    """The header of a kernel and the macro in it that instantiates the kernel for a configuration.
-
-    mma_types: names of the `_C.MmaType`s that it can multiply; None where that does not matter.
-    """
+    """The header of a kernel and the macro in it that instantiates the kernel for a configuration."""
 
     header: str
     macro: str
-    mma_types: tuple[str, ...] | None = None
 
 
 _STAGE = Entry("deep_moe/kernels/stage.cuh", "DM_DEFINE_STAGE_KERNEL")
-_SM90 = {"mega": Entry("deep_moe/kernels/sm90_fp8.cuh", "DM_DEFINE_MEGA_KERNEL", ("Fp8xFp8",)), "stage": _STAGE}
+_SM90 = {"mega": Entry("deep_moe/kernels/sm90_fp8.cuh", "DM_DEFINE_MEGA_KERNEL"), "stage": _STAGE}
 # The emulator runs the SM90 kernels, compiled by g++. SM100 has a compile path but no kernels yet.
 ENTRIES: dict[str, dict[str, Entry]] = {"sm_90a": _SM90, "emulator": _SM90, "sm_100a": {}}
 ARCHES = tuple(ENTRIES)
@@ -45,15 +41,7 @@ class KernelRequest:
         if self.kind not in ENTRIES[self.arch]:
             have = ", ".join(arch for arch, kinds in ENTRIES.items() if self.kind in kinds)
             raise JitError(f"there is no {self.kind} kernel for {self.arch} yet; this version has it for {have}")
-        entry = ENTRIES[self.arch][self.kind]
-        mma_type = self.config.mma_type.name
-        if entry.mma_types and mma_type not in entry.mma_types:
-            wanted, *have = (repr(name.lower()) for name in (mma_type, *entry.mma_types))
-            raise JitError(
-                f"there is no {self.kind} kernel for mma_type {wanted} on {self.arch} yet; this version has it for "
-                f"{', '.join(have)}"
-            )
-        return entry
+        return ENTRIES[self.arch][self.kind]
 
     def render(self) -> str:
         """The text of the translation unit."""

@@ -30,7 +30,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # magnitudes of the codes 0 to 
 K_GROUP = _C.kMxfp4Group
 GROUPS = BLOCK // K_GROUP  # of a row of a block
 WARPS, ROWS_APART, WORD_ELEMENTS = 4, 2, 8  # of a piece; rows of a lane; codes of 32 bits
-PIECE_SHAPE = (WARPS, ROWS_APART, QUAD * PAIR, QUAD, GROUPS)  # of the words of codes
+HALVES, IN_HALF = 2, 2  # of a K block; groups in each, and also its wgmmas, and the lanes of a quad with one group
+# Of the words of codes: rows, then lanes of a quad, then a lane's words.
+PIECE_SHAPE = (WARPS, ROWS_APART, QUAD * PAIR, IN_HALF, IN_HALF, HALVES, IN_HALF)
 
 MAGNITUDES = 0x7777_7777_7777_7777  # of 16 codes
 FIRST, SECOND = 0x0008_0008_0008_0008, 0x0800_0800_0800_0800  # bits 3 and 11 of four halves of words
@@ -130,10 +132,12 @@ def _empty(packed: Tensor) -> Tensor:
 def _halves_of_words(packed: Tensor) -> tuple[Tensor, Tensor]:
     """From 16 bytes per group to the four words of the layout, their low and their high halves apart.
 
-    Four codes of 16 bits are already where a half has their magnitudes: elements 0 to 3 those of the first eight bytes,
-    4 to 7 those of the last. Their signs are spread over both halves, in the order 4, 0, 5, 1 and 6, 2, 7, 3.
+    Four codes of 16 bits are already where a half has their magnitudes: elements 0 to 3 those of the first and the
+    third four bytes, 4 to 7 those of the others. Their signs are spread over both halves, in the order 4, 0, 5, 1 and
+    6, 2, 7, 3.
     """
-    first, last = packed.view(torch.int64).unbind(2)
+    pairs = packed.view(torch.int32).unflatten(2, (2, 2)).unbind(3)
+    first, last = (each.contiguous().view(torch.int64).squeeze(2) for each in pairs)
     low = _two_signs(first) << 4
     low |= first & MAGNITUDES
     low |= _two_signs(last)
@@ -225,15 +229,17 @@ def _place(target: Any, parts: Sequence[Matrix]) -> EncodingReport:
 
 
 def _codes(weights: Any, dtype: torch.dtype) -> Tensor:
-    """A view [E, gate and up (l2: 1), a channel's digits, K blocks, groups, quad, parts of a word] of this dtype."""
+    """A view [E, gate and up (l2: 1), a channel's digits, K blocks, halves, groups, words (2, 2), parts of a word]."""
     codes = weights.weight.view(dtype)[..., : _C.kMxfp4CodeBytes // dtype.itemsize]
-    return _by_channel(codes.unflatten(4, (*PIECE_SHAPE, 4 // dtype.itemsize)).transpose(7, 8), weights.kind)
+    pieces = codes.unflatten(4, (*PIECE_SHAPE, 4 // dtype.itemsize))
+    return _by_channel(pieces.permute(*range(7), 9, 7, 10, 8, 11), weights.kind)
 
 
 def _exponents(weights: Any) -> Tensor:
-    """A view [E, gate and up (l2: 1), a channel's digits, K blocks, groups]."""
+    """A view [E, gate and up (l2: 1), a channel's digits, K blocks, halves, groups]."""
     exponents = weights.weight[..., _C.kMxfp4CodeBytes :]
-    return _by_channel(exponents.unflatten(4, (WARPS, QUAD * PAIR, ROWS_APART, GROUPS)).transpose(5, 6), weights.kind)
+    pieces = exponents.unflatten(4, (WARPS, QUAD * PAIR, IN_HALF, ROWS_APART, HALVES))
+    return _by_channel(pieces.permute(*range(5), 7, 5, 8, 6), weights.kind)
 
 
 def _by_channel(pieces: Tensor, kind: str) -> Tensor:
@@ -270,18 +276,19 @@ def _dequantize(weights: Any) -> Tensor:
 
 
 def _values(words: Tensor) -> Tensor:
-    """fp32 [rows, K] of the codes in words [rows, groups, QUAD]."""
+    """fp32 [rows, K] of the codes in words [rows, groups, 4]: by which 16 of K, then by which four of eight."""
     table = torch.tensor([sign * magnitude for sign in (1, -1) for magnitude in E2M1])
     table = table.to(words.device, torch.float32)
-    elements = table.new_empty(*words.shape[:2], 2, QUAD, WORD_ELEMENTS // 2)
+    words = words.unflatten(2, (2, 2))
+    elements = table.new_empty(*words.shape[:3], 2, 2, WORD_ELEMENTS // 2)
     for element in range(WORD_ELEMENTS):
         magnitude, sign = words >> 4 * element & 7, words >> _C.mxfp4_sign_bit_of(element) & 1
-        elements[:, :, element // 4, :, element % 4] = table[magnitude | sign << 3]
+        elements[..., element // 4, :, element % 4] = table[magnitude | sign << 3]
     return elements.flatten(1)
 
 
 FORMAT = Format(
-    layout=f"mxfp4-fragments{_C.kBlockN}x{_C.kBlockK}-piece{_C.kMxfp4PieceBytes}-groups{GROUP['l1']}x{GROUP['l2']}"
+    layout=f"mxfp4-fragments-in-turns{_C.kBlockN}x{_C.kBlockK}-piece{_C.kMxfp4PieceBytes}-groups{GROUP['l1']}x{GROUP['l2']}"
     f"-record{_C.kWeightScaleRecord}",
     dtype=torch.uint8,
     block=(_C.kMxfp4Pieces, _C.kMxfp4PieceBytes),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import deep_moe
 from deep_moe import reference
+from deep_moe.ops import OPS
 from deep_moe.testing.inputs import Weights, generator_of, random_activations, random_weights
 from deep_moe.testing.metrics import Error, error_bar, error_of
 from deep_moe.testing.poison import is_poison, poison, poison_buffer
@@ -123,7 +124,7 @@ class Rank:
         deep_moe.stage(self.buffer, x, idx, weights, num_tokens=count, routed_scaling_factor=routed_scaling_factor)
 
     def mega(self, y: Tensor, stats: Tensor | None = None, bound: int | None = None) -> None:
-        deep_moe.fp8_mega_moe(
+        OPS[self.problem.mma_type](
             y, self.l1, self.l2, self.buffer, num_tokens_bound=bound, cumulative_local_expert_recv_stats=stats
         )
 
@@ -132,7 +133,7 @@ class Rank:
             torch.cuda.current_stream(self.device).synchronize()
 
     def call(self, inputs: RankInputs, bound: int | None = None) -> RankResult:
-        """stage + fp8_mega_moe, finished, with a poisoned y."""
+        """stage and the mega op of the mma_type, finished, with a poisoned y."""
         y, stats = self.new_y(inputs), self.new_stats()
         self.stage(self.put(inputs), inputs.routed_scaling_factor)
         self.mega(y, stats, bound)
@@ -176,10 +177,10 @@ class World:
         return self.device == "cpu"
 
     def bound_of(self, block_m: int) -> int:
-        """The largest published bound whose kernel has tiles of so many rows."""
+        """The largest published bound whose kernel has tiles of at most so many rows."""
         problem, ranks = self.problem, self.num_ranks
         variants = zip(problem.bound_classes(ranks), problem.configs(ranks), strict=True)
-        return max(bound for bound, config in variants if config.block_m == block_m)
+        return max(bound for bound, config in variants if config.block_m <= block_m)
 
     def inputs(
         self,

@@ -5,6 +5,7 @@ import torch
 
 import deep_moe
 from deep_moe import testing
+from deep_moe.ops import OPS
 
 
 def rank_problem(**changes) -> deep_moe.Problem:
@@ -50,7 +51,7 @@ def wrong_arguments(rank):
         return lambda: deep_moe.stage(rank.buffer, x, idx, weights, **options)
 
     def mega(y=y, l1=rank.l1, l2=rank.l2, **options):
-        return lambda: deep_moe.fp8_mega_moe(y, l1, l2, rank.buffer, **options)
+        return lambda: OPS[rank.problem.mma_type](y, l1, l2, rank.buffer, **options)
 
     return [
         ("x", TypeError, stage(x=[1.0])),

@@ -33,13 +33,35 @@ def test_every_bit_of_a_piece_is_used_once():
     assert (bits == 1).all()
 
 
+def place_of(k):
+    return _C.activation_byte_of(_C.MmaType.Fp8xMxfp4, k)
+
+
+def test_activations_are_where_the_fragments_have_their_weights():
+    """Every place once, K blocks of 64 apart, eight channels together; FP8 keeps the order of channels."""
+    assert sorted(map(place_of, range(1024))) == list(range(1024))
+    for k in range(1024):
+        assert place_of(k) // 64 == k // 64 and place_of(k) == place_of(k // 8 * 8) + k % 8
+        assert _C.activation_byte_of(_C.MmaType.Fp8xFp8, k) == k
+
+
 def test_a_word_feeds_two_registers_of_the_fragment():
     """PTX ISA, wgmma m64nNk32: lane 4 g + q has rows g and g + 8 of its warp, k = 4 q and 16 + 4 q."""
     for row in range(64):
         for k in range(128):
-            warp, v, g, q = row // 16, row % 16 // 8, row % 8, k % 16 // 4
-            assert _C.mxfp4_word_of(1, row, k) == ((warp * 2 + v) * 32 + 4 * g + q) * 16 + k // 32 * 4
-            assert _C.mxfp4_element_of(k) == k % 4 + 4 * (k % 32 // 16)
+            warp, v, g, place = row // 16, row % 16 // 8, row % 8, place_of(k)
+            q, wgmma = place % 16 // 4, place // 32
+            assert _C.mxfp4_word_of(1, row, k) == ((warp * 2 + v) * 32 + 4 * g + q) * 16 + wgmma * 4
+            assert _C.mxfp4_element_of(k) == k % 4 + 4 * (place % 32 // 16)
+
+
+def test_a_lane_needs_four_exponents():
+    """Of its two rows and the two halves of a K block; they are one word."""
+    for row in range(64):
+        for k in range(128):
+            warp, v, g, q = row // 16, row % 16 // 8, row % 8, place_of(k) % 16 // 4
+            word = 4096 + ((warp * 8 + g) * 2 + q // 2) * 4
+            assert _C.mxfp4_exponent_byte_of(1, row, k) == word + v * 2 + k // 64
 
 
 def expected_l1_l2(problem, weights, base):

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from ... import _C
 
+FP8, MXFP4 = _C.MmaType.Fp8xFp8, _C.MmaType.Fp8xMxfp4
+
 
 class Candidate(NamedTuple):
     """Tile and order of a variant; fields of `_C.Config`."""
@@ -23,7 +25,10 @@ class Candidate(NamedTuple):
 
 # From the smallest tile up. The order is from measurements, the score does not see it: L2 lags so far behind L1 that
 # the dispatch pull, which shares the NVLink egress with the scatter, is over its peak.
-CANDIDATES = (Candidate(64, lag_blocks=48, unit_blocks=8), Candidate(128, lag_blocks=24, unit_blocks=8))
+CANDIDATES = {
+    FP8: (Candidate(64, lag_blocks=48, unit_blocks=8), Candidate(128, lag_blocks=24, unit_blocks=8)),
+    MXFP4: tuple(Candidate(rows, lag_blocks=48, unit_blocks=8) for rows in (8, 16, 24, 32, 64)),
+}
 # With swapped operands, for up to FEW_PAIRS pairs of token and slot per rank. Measured: at 6 and 12 pairs 3 to 8 %
 # faster than 64-row tiles (H 7168, I 2048: level), from 24 on within 2 %.
 SWAPPED = Candidate(8, lag_blocks=48, unit_blocks=8)
@@ -37,13 +42,14 @@ RING_ALIGNMENT = 128  # rows; every block_m divides it
 NUM_SMS = 132
 EMPTY_US = 8.4  # a launch without tokens
 START_US = 20.0  # with tokens: until all SMs multiply
-K_BLOCK_US = {8: 0.33, 64: 0.62, 128: 0.80}  # one K block of a tile, by block_m, when the tensor cores are the limit
+# One K block of a tile, by block_m, when the tensor cores are the limit.
+K_BLOCK_US = {FP8: {8: 0.33, 64: 0.62, 128: 0.80}, MXFP4: {8: 0.46, 16: 0.52, 24: 0.58, 32: 0.63, 64: 0.88}}
 HALF_TILE = 64  # rows; a last block that is not larger costs half in a 128-row kernel:
 HALF_K_BLOCK_US = 0.52
 TILE_US = 1.0  # what a tile costs besides its K blocks
 READ_GBS = 4550.0
 # What a layer makes of it: a fit, best at few tokens, where it decides.
-READ_PART = {8: 0.98, 64: 0.98, 128: 0.92}
+READ_PART = {8: 0.98, 16: 0.98, 24: 0.98, 32: 0.98, 64: 0.98, 128: 0.92}
 COMBINE_GBS = 3900.0
 
 # A class of bounds ends so many standard deviations of an expert's rows below a whole number of smallest tiles.
@@ -72,18 +78,22 @@ def expected_us(config: "_C.Config", num_tokens: int) -> float:
     read = _weight_bytes(config) / (READ_GBS * READ_PART[config.block_m]) / 1e3
     combine = num_tokens * (2 * config.num_topk + 2) * config.hidden / COMBINE_GBS / 1e3
     tiles = config.l1_n_tiles + config.l2_n_tiles
-    tail = _tiles_us(config, K_BLOCK_US[config.block_m]) / tiles / 2
+    tail = _tiles_us(config, K_BLOCK_US[config.mma_type][config.block_m]) / tiles / 2
     return START_US + touched * max(read, multiply / NUM_SMS) + tail + combine
 
 
 def best_candidate(geometry: "_C.Config", num_tokens: int, block_m: int | None = None) -> Candidate:
     """The smallest score at `num_tokens` tokens per rank, of the candidates with `block_m` if that is given.
 
-    Where scores are too close: the smallest tile that holds the rows an expert expects, or else the largest.
+    Where scores are too close: the smallest tile that holds the rows an expert expects, or else the largest. MXFP4: not
+    by score, but the smallest tile that holds most experts' rows, or else the largest.
     """
+    candidates = CANDIDATES[geometry.mma_type]
     if block_m == SWAPPED.block_m:
         return SWAPPED
-    allowed = [candidate for candidate in CANDIDATES if block_m in (None, candidate.block_m)] or CANDIDATES
+    allowed = [candidate for candidate in candidates if block_m in (None, candidate.block_m)] or candidates
+    if geometry.mma_type == MXFP4:
+        return next((each for each in allowed if num_tokens <= _tokens_within(geometry, each.block_m)), allowed[-1])
     scores = [expected_us(geometry.replace(**candidate._asdict()), num_tokens) for candidate in allowed]
     close = [each for each, score in zip(allowed, scores, strict=True) if score <= min(scores) * (1 + NOISE)]
     rows = _rows_of_expert(geometry, num_tokens)
@@ -93,24 +103,26 @@ def best_candidate(geometry: "_C.Config", num_tokens: int, block_m: int | None =
 def bound_classes(geometry: "_C.Config") -> tuple[int, ...]:
     """Ascending token bounds per rank; a `num_tokens_bound` belongs to the first class that is not below it.
 
-    At most three. The first has swapped operands. Then the candidate of the largest bound serves all bounds from which
-    on it is the best; the class before it ends where the rows of most experts still fit a whole number of smallest
-    tiles (ROWS_MARGIN), as more tokens begin tiles that are read but hardly filled.
+    FP8: at most three. The first has swapped operands. Then the candidate of the largest bound serves all bounds from
+    which on it is the best; the class before it ends where the rows of most experts still fit a whole number of
+    smallest tiles (ROWS_MARGIN), as more tokens begin tiles that are read but hardly filled. MXFP4: one for each
+    candidate.
     """
-    most, few = geometry.max_tokens_per_rank, _few_tokens(geometry)
-    last = best_candidate(geometry, most)
-
-    def bound_of(tiles: int) -> int:
-        """The most tokens whose rows of an expert, with the margin, are no more than these tiles hold."""
-        hits = min(1.0, geometry.num_topk / geometry.num_experts)
-        margin = ROWS_MARGIN * sqrt(1 - hits)
-        rows = ((sqrt(margin**2 + 4 * tiles * CANDIDATES[0].block_m) - margin) / 2) ** 2
-        return int(rows * geometry.num_experts / (geometry.num_ranks * geometry.num_topk))
-
-    tiles = range(ceil(_rows_of_expert(geometry, most) / CANDIDATES[0].block_m))
-    ends = bisect_left(tiles, True, lo=1, key=lambda count: best_candidate(geometry, bound_of(count)) == last) - 1
-    small = bound_of(ends)
-    return (*sorted({bound for bound in (few, max(few, small)) if bound < most}), most)
+    most = geometry.max_tokens_per_rank
+    candidates = CANDIDATES[geometry.mma_type]
+    if geometry.mma_type == MXFP4:
+        bounds = {_tokens_within(geometry, candidate.block_m) for candidate in candidates[:-1]}
+    else:
+        few, last, smallest = _few_tokens(geometry), best_candidate(geometry, most), candidates[0].block_m
+        tiles = range(ceil(_rows_of_expert(geometry, most) / smallest))
+        ends = bisect_left(
+            tiles,
+            True,
+            lo=1,
+            key=lambda count: best_candidate(geometry, _tokens_within(geometry, count * smallest)) == last,
+        )
+        bounds = {few, max(few, _tokens_within(geometry, (ends - 1) * smallest))}
+    return (*sorted(bound for bound in bounds if 0 < bound < most), most)
 
 
 def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list["_C.Config"]:
@@ -120,7 +132,8 @@ def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list
     """
     variants = []
     for index, bound in enumerate(bound_classes(geometry)):
-        block_m = overrides.get("block_m", SWAPPED.block_m if bound <= _few_tokens(geometry) else None)
+        is_few = geometry.mma_type == FP8 and bound <= _few_tokens(geometry)
+        block_m = overrides.get("block_m", SWAPPED.block_m if is_few else None)
         chosen = best_candidate(geometry, bound, block_m)
         most = geometry.max_blocks_of(chosen.block_m)
         fields = dict(
@@ -131,6 +144,14 @@ def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list
         variants.append(geometry.replace(bound_class=index, **{**fields, **overrides}))
     ring_rows = overrides.get("ring_rows") or max(_ring_rows(variant) for variant in variants)
     return [variant.replace(ring_rows=ring_rows) for variant in variants]
+
+
+def _tokens_within(geometry: "_C.Config", most_rows: int) -> int:
+    """The most tokens per rank whose rows of an expert, with ROWS_MARGIN, are no more than these."""
+    hits = min(1.0, geometry.num_topk / geometry.num_experts)
+    margin = ROWS_MARGIN * sqrt(1 - hits)
+    rows = ((sqrt(margin**2 + 4 * most_rows) - margin) / 2) ** 2
+    return int(rows * geometry.num_experts / (geometry.num_ranks * geometry.num_topk))
 
 
 def _ring_rows(variant: "_C.Config") -> int:
@@ -150,7 +171,7 @@ def _rows_of_expert(config: "_C.Config", num_tokens: int) -> float:
 def _expert_us(config: "_C.Config", rows: float) -> float:
     """All tiles of one expert, one after the other."""
     blocks, rest = divmod(rows, config.block_m)
-    full = _tiles_us(config, K_BLOCK_US[config.block_m])
+    full = _tiles_us(config, K_BLOCK_US[config.mma_type][config.block_m])
     if rest == 0:
         return blocks * full
     half = config.block_m > HALF_TILE and rest <= HALF_TILE
@@ -164,7 +185,7 @@ def _tiles_us(config: "_C.Config", k_block_us: float) -> float:
 
 def _weight_bytes(config: "_C.Config") -> int:
     """Of one expert, padded to tiles."""
-    return _k_blocks(config) * _C.kBlockN * _C.kBlockK
+    return _k_blocks(config) * _C.weight_block_bytes(config.mma_type)
 
 
 def _k_blocks(config: "_C.Config") -> int:

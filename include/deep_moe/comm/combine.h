@@ -33,7 +33,8 @@ private:
     static constexpr u32 kTopk = kConfig.num_topk;
     static constexpr u32 kLaneColumns = 8;  // 16 bytes
     static constexpr u32 kSpanColumns = kWarpSize * kLaneColumns;
-    static constexpr u32 kLoadsInFlight = 24;  // 16-byte loads per lane: fewer do not fill the memory's bandwidth
+    // 16-byte loads per lane, so that an SM has 192 for every lane: fewer do not fill the memory's bandwidth.
+    static constexpr u32 kLoadsInFlight = 192 / kConfig.math_warps();
     static constexpr u32 kSpans = max_of(1u, kLoadsInFlight / kTopk);  // of a work item
     static constexpr u32 kItemColumns = kSpans * kSpanColumns;
     static constexpr u32 kItemsPerToken = ceil_div(kConfig.hidden, kItemColumns);

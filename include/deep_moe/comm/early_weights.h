@@ -30,7 +30,7 @@ struct EarlyWeights {
             const u8* from = ctx.params.l1_weights + expert * l1_weight_bytes(kConfig);
             for (u64 at = u64(hw::block_idx() * kWarpSize + hw::lane_idx()) * kPiece; at < bytes;
                  at += u64(hw::grid_dim() * kWarpSize) * kPiece)
-                hw::bulk_prefetch(from + at, kPiece);
+                hw::bulk_prefetch(from + at, u32(min_of(u64(kPiece), bytes - at)));
             budget -= bytes;
         }
     }
@@ -39,7 +39,6 @@ private:
     static constexpr u32 kLocal = kConfig.experts_per_rank();
     static constexpr u32 kPiece = 4096;
     static constexpr u64 kBudget = u64(16) << 20;
-    static_assert(kBudget % kPiece == 0 && kWeightBlockBytes % kPiece == 0);
 };
 
 }  // namespace deep_moe

@@ -13,7 +13,7 @@ enum class TileSplit : u32 { Rows, Columns };
 template <TileSplit kSplit>
 struct Accumulator {
     static constexpr u32 kPieces =
-        kSplit == TileSplit::Rows ? kBlockN / kPieceN : kBlockN / kPieceN / kNumMathWarpgroups;
+        kSplit == TileSplit::Rows ? kBlockN / kPieceN : kBlockN / kPieceN / kFp8MathWarpgroups;
 
     float sum[kPieces][kPieceRegisters];
 

@@ -1,4 +1,4 @@
-// Tiles with swapped operands: the weights are M of the wgmma, 64 rows at a time, and the 8 rows of the block its N.
+// Tiles with swapped operands: the weights are M of the wgmma, 64 rows at a time, and the rows of the block its N.
 // What a thread holds of such a tile, its biases, and both epilogues.
 //
 // Value by value the arithmetic is that of the other tiles (mma/promote.h, epi/activation.h, epi/biases.h), and tensor
@@ -9,12 +9,26 @@
 
 namespace deep_moe {
 
-// A thread's part of 64 weight rows by 8 rows of the block: i / 2 is 0 for its first weight row (in L1 a gate row) and 1
-// for the one 8 further (the up row of the same channel), i % 2 the row.
-using SwappedPiece = float[4];
+constexpr u32 kChunkRows = 8;  // rows of the block in a chunk of a wgmma's N
 
-// An L1 tile has 256 weight rows, and each warpgroup two groups of 64. An L2 tile is one group, of one warpgroup.
-constexpr u32 kL1Pieces = kBlockN / kWarpgroupRows / kNumMathWarpgroups;
+// A thread's part of 64 weight rows by the rows of the block, four numbers of every chunk of 8 rows: i / 2 is 0 for its
+// first weight row (in L1 a gate row) and 1 for the one 8 further (the up row of the same channel), i % 2 the row.
+template <MegaMoeConfig kConfig>
+struct SwappedTile {
+    static constexpr u32 kChunks = kConfig.block_m / kChunkRows;
+    // An L1 tile has 256 weight rows, which the warpgroups share in groups of 64. Of an L2 tile a warpgroup has one group.
+    static constexpr u32 kL1Pieces = kBlockN / kWarpgroupRows / kConfig.math_warpgroups();
+
+    using Piece = float[kChunks * 4];
+    using Sum = Piece[kL1Pieces];
+
+    // The first group of 64 weight rows of the tile that this warp's warpgroup multiplies.
+    template <TaskKind kKind>
+    static DM_DEVICE u32 first_group(u32 math_warp) {
+        if (kKind == TaskKind::L1) return math_warp / 4 * kL1Pieces;
+        return kConfig.l2_block_n() == kWarpgroupRows ? 0 : math_warp / 4;
+    }
+};
 
 struct SwappedThread {
     u32 math_warp;
@@ -24,7 +38,13 @@ struct SwappedThread {
     DM_DEVICE explicit SwappedThread(u32 warp)
         : math_warp(warp), channel_lane(hw::lane_idx() / 4), quad_lane(hw::lane_idx() % 4) {}
 
-    DM_DEVICE u32 row(u32 r) const { return quad_lane * 2 + r; }
+    // The thread's two rows in a chunk.
+    struct ChunkRows {
+        u32 first;
+        DM_DEVICE u32 row(u32 r) const { return first + r; }
+    };
+    DM_DEVICE ChunkRows chunk(u32 c) const { return {c * kChunkRows + quad_lane * 2}; }
+
     // The first weight row of this thread in a group of 64 rows of the tile.
     DM_DEVICE u32 weight_row(u32 group) const { return group * kWarpgroupRows + math_warp % 4 * 16 + channel_lane; }
 
@@ -41,11 +61,51 @@ struct SwappedThread {
     }
 };
 
+// Meta data of a thread's rows. Those of one chunk are loaded when the tile's first stage has come, those of several where
+// they are used: registers are short before.
+template <MegaMoeConfig kConfig>
+class SwappedRows {
+public:
+    DM_DEVICE SwappedRows(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread)
+        : ctx_(ctx), task_(task), thread_(thread), only_(ctx, task, thread.chunk(0)) {}
+
+    DM_DEVICE bool valid(u32 chunk, u32 r) const { return thread_.chunk(chunk).row(r) < task_.rows; }
+    DM_DEVICE float weight(u32 chunk, u32 r) const {
+        if constexpr (kIsOne) return only_.meta[r].weight;
+        return valid(chunk, r) ? hw::load(&meta(chunk, r)->weight) : 0.0f;
+    }
+    // The row it returns to.
+    DM_DEVICE u16* slot(u32 chunk, u32 r) const {
+        u32 source, row;
+        if constexpr (kIsOne) {
+            source = r == 0 ? only_.meta[0].source_rank : only_.meta[1].source_rank;
+            row = r == 0 ? only_.meta[0].slot_row : only_.meta[1].slot_row;
+        } else {
+            source = hw::load(&meta(chunk, r)->source_rank), row = hw::load(&meta(chunk, r)->slot_row);
+        }
+        return ctx_.template peer<BufferField::CombineSlots>(source) + row * u64(kConfig.hidden);
+    }
+
+private:
+    static constexpr bool kIsOne = SwappedTile<kConfig>::kChunks == 1;
+
+    DM_DEVICE const RowMeta* meta(u32 chunk, u32 r) const {
+        return ctx_.template own<BufferField::RowMeta>() + task_.ring_slot * kConfig.block_m +
+               thread_.chunk(chunk).row(r);
+    }
+
+    const Context<kConfig>& ctx_;
+    const TileTask& task_;
+    const SwappedThread& thread_;
+    const TileRows only_;
+};
+
 // The biases of a thread's weight rows (epi/biases.h): few enough to be loaded before the tile's first stage has come.
 template <MegaMoeConfig kConfig, TaskKind kKind>
 struct SwappedBiases {
+    using Tile = SwappedTile<kConfig>;
     static constexpr bool kIsL1 = kKind == TaskKind::L1;
-    static constexpr u32 kPieces = kIsL1 ? kL1Pieces : 1;
+    static constexpr u32 kPieces = kIsL1 ? Tile::kL1Pieces : 1;
 
     float bias[kPieces][2];  // of the first weight row and of the one 8 further
 
@@ -54,20 +114,22 @@ struct SwappedBiases {
     }
 
     // Once they are loaded.
-    DM_DEVICE void add(const TileRows& rows, SwappedPiece (&sum)[kL1Pieces]) const {
+    DM_DEVICE void add(const SwappedRows<kConfig>& rows, typename Tile::Sum& sum) const {
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p)
             DM_UNROLL
-            for (u32 i = 0; i < 4; ++i)
-                sum[p][i] = kIsL1 ? hw::add(sum[p][i], bias[p][i / 2])
-                                  : hw::fma(rows.meta[i % 2].weight, bias[p][i / 2], sum[p][i]);
+            for (u32 i = 0; i < Tile::kChunks * 4; ++i) {
+                float& value = sum[p][i];
+                value = kIsL1 ? hw::add(value, bias[p][i / 2 % 2])
+                              : hw::fma(rows.weight(i / 4, i % 2), bias[p][i / 2 % 2], value);
+            }
     }
 
 private:
     DM_DEVICE void load(const float* of_tile, const SwappedThread& thread) {
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p) {
-            const u32 row = thread.weight_row(kIsL1 ? thread.math_warp / 4 * kL1Pieces + p : 0);
+            const u32 row = thread.weight_row(Tile::template first_group<kKind>(thread.math_warp) + p);
             const float* first = of_tile + (kIsL1 ? l1_channel_of(row) * 2 : l2_channel_of(row));
             bias[p][0] = hw::load(first);
             bias[p][1] = hw::load(first + (kIsL1 ? 1 : 2));  // up, or the channel of the second row
@@ -77,104 +139,150 @@ private:
 
 template <MegaMoeConfig kConfig>
 struct SwappedSwigluQuantise {
+    using Tile = SwappedTile<kConfig>;
+    static constexpr u32 kChunks = Tile::kChunks, kPieces = Tile::kL1Pieces;
+    static constexpr u32 kRows = kChunks * 2;  // of a thread, and its activated values of a piece
+
     // Collective over the math warps.
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
-                              const TileRows& rows, SwappedPiece (&sum)[kL1Pieces], MathBarrier& barrier) {
+                              const SwappedRows<kConfig>& rows, typename Tile::Sum& sum, MathBarrier& barrier) {
         const bool writes = !ctx.warp_aborted();
-        float value[kL1Pieces][2], amax[2];
+        float weight[kRows], value[kPieces][kRows], amax[kRows];
+        DM_UNROLL
+        for (u32 i = 0; i < kRows; ++i) weight[i] = rows.weight(i / 2, i % 2);
         activate(sum, ctx.params, value, amax);
         exchange_maxima(ctx, thread, amax, barrier);
-        u32 codes[2];  // of each row, e4m3 of both pieces
         DM_UNROLL
-        for (u32 r = 0; r < 2; ++r) {
-            const GroupScale scale = weighted_group_scale(amax[r], rows.meta[r].weight);
-            codes[r] = hw::pack_e4m3x2(hw::mul(value[0][r], scale.inverse), hw::mul(value[1][r], scale.inverse));
-            if (writes && rows.valid[r] && thread.math_warp == 0 && thread.channel_lane == 0)
-                hw::store(ctx.template own<BufferField::L2PoolSf>() +
-                              (u64(task.ring_slot) * kConfig.l2_k_blocks() + task.n_tile) * kSwappedBlockM +
-                              thread.row(r),
-                          scale.sf);
+        for (u32 c = 0; c < kChunks; ++c) {
+            if (c * kChunkRows >= task.rows) break;
+            u32 codes[2];  // of each row, e4m3 of the pieces
+            DM_UNROLL
+            for (u32 r = 0; r < 2; ++r) {
+                const u32 i = c * 2 + r;
+                const GroupScale scale = weighted_group_scale(amax[i], weight[i]);
+                codes[r] = hw::pack_e4m3x2(hw::mul(value[0][i], scale.inverse),
+                                           hw::mul(value[kPieces - 1][i], scale.inverse));
+                if (writes && rows.valid(c, r) && thread.math_warp == 0 && thread.channel_lane == 0)
+                    hw::store(ctx.template own<BufferField::L2PoolSf>() +
+                                  (u64(task.ring_slot) * kConfig.l2_k_blocks() + task.n_tile) * kConfig.block_m +
+                                  thread.chunk(c).row(r),
+                              scale.sf);
+            }
+            const u32 taken = thread.takes_second_row();
+            store(ctx, task, thread, thread.exchange(codes), thread.chunk(c).row(taken), writes && rows.valid(c, taken));
         }
-        const bool second = thread.takes_second_row();
-        store(ctx, task, thread, thread.exchange(codes), thread.row(second), writes && (second ? rows.valid[1] : rows.valid[0]));
     }
 
 private:
-    static DM_DEVICE void activate(SwappedPiece (&sum)[kL1Pieces], const MegaMoeParams& params,
-                                   float (&value)[kL1Pieces][2], float (&amax)[2]) {
+    static DM_DEVICE void activate(typename Tile::Sum& sum, const MegaMoeParams& params, float (&value)[kPieces][kRows],
+                                   float (&amax)[kRows]) {
         const float clamp = params.activation_clamp;
         DM_UNROLL
-        for (u32 r = 0; r < 2; ++r) {
-            amax[r] = 0.0f;
+        for (u32 i = 0; i < kRows; ++i) {
+            amax[i] = 0.0f;
             DM_UNROLL
-            for (u32 p = 0; p < kL1Pieces; ++p) {
-                float &gate = sum[p][r], &up = sum[p][2 + r];
+            for (u32 p = 0; p < kPieces; ++p) {
+                float &gate = sum[p][i / 2 * 4 + i % 2], &up = sum[p][i / 2 * 4 + 2 + i % 2];
                 if (clamp <= kLargestFloat) clamp_pair(gate, up, clamp);
-                value[p][r] = activated<kConfig.activation>(gate, up, params.activation_alpha);
-                amax[r] = hw::max(amax[r], hw::abs(value[p][r]));
+                value[p][i] = activated<kConfig.activation>(gate, up, params.activation_alpha);
+                amax[i] = hw::max(amax[i], hw::abs(value[p][i]));
             }
-            for (u32 mask = 4; mask < kWarpSize; mask *= 2) amax[r] = hw::max(amax[r], hw::shfl_xor(amax[r], mask));
         }
     }
 
-    // Joins the maxima of the math warps. Two banks: a warp may be one tile ahead of a reader.
-    static DM_DEVICE void exchange_maxima(const Context<kConfig>& ctx, const SwappedThread& thread, float (&amax)[2],
+    // From the maxima of a thread's channels to those of the tile's. Two banks: a warp may be one tile ahead of a reader.
+    static DM_DEVICE void exchange_maxima(const Context<kConfig>& ctx, const SwappedThread& thread, float (&amax)[kRows],
                                           MathBarrier& barrier) {
-        float* bank = ctx.template shared<SmemField::Amax, float>() +
-                      barrier.meetings % 2 * (kNumMathWarps * kSwappedBlockM);
-        DM_UNROLL
-        for (u32 r = 0; r < 2; ++r)
-            if (thread.channel_lane == 0)
-                hw::store_shared(bank + thread.math_warp * kSwappedBlockM + thread.row(r), amax[r]);
+        constexpr u32 kWarps = kConfig.math_warps();
+        float* bank = ctx.template shared<SmemField::Amax, float>() + barrier.meetings % 2 * (kWarps * kConfig.block_m);
+        store_maxima_of_warp(thread, amax, bank + thread.math_warp * kConfig.block_m);
         barrier.meet(ctx);
+        // A lane joins two rows of some warps, and with the lanes kApart apart those of all.
+        constexpr u32 kApart = kConfig.block_m == 24 ? 16 : kConfig.block_m / 2, kWarpsAtOnce = kWarpSize / kApart;
+        const u32 row = hw::lane_idx() % kApart * 2;
+        const float* first = bank + hw::lane_idx() / kApart * kConfig.block_m + row;
+        float most[2] = {};
         DM_UNROLL
-        for (u32 r = 0; r < 2; ++r)
-            for (u32 warp = 0; warp < kNumMathWarps; ++warp)
-                amax[r] = hw::max(amax[r], hw::load_shared(bank + warp * kSwappedBlockM + thread.row(r)));
+        for (u32 warp = 0; warp < kWarps; warp += kWarpsAtOnce)
+            DM_UNROLL
+            for (u32 r = 0; r < 2; ++r)
+                if (row < kConfig.block_m)
+                    most[r] = hw::max(most[r], hw::load_shared(first + warp * kConfig.block_m + r));
+        DM_UNROLL
+        for (u32 r = 0; r < 2; ++r) {
+            for (u32 mask = kApart; mask < kWarpSize; mask *= 2) most[r] = hw::max(most[r], hw::shfl_xor(most[r], mask));
+            DM_UNROLL
+            for (u32 c = 0; c < kChunks; ++c) amax[c * 2 + r] = hw::shfl(most[r], c * 4 + thread.quad_lane);
+        }
+    }
+
+    // Over the lanes with other channels, which share the rows out: each keeps half of what it has and adds its partner's.
+    template <u32 kHave = kRows, u32 kMask = kWarpSize / 2>
+    static DM_DEVICE void store_maxima_of_warp(const SwappedThread& thread, float (&amax)[kRows], float* of_rows,
+                                               u32 first = 0, bool first_is_copy = false) {
+        if constexpr (kMask < 4) {
+            DM_UNROLL
+            for (u32 i = 0; i < kHave; ++i)
+                if (i > 0 || !first_is_copy)
+                    hw::store_shared(of_rows + thread.chunk((first + i) / 2).row((first + i) % 2), amax[i]);
+        } else {
+            constexpr u32 kKept = ceil_div(kHave, 2u);  // of an odd number both keep the middle one, and one of them stores it
+            const bool upper = hw::lane_idx() & kMask;
+            DM_UNROLL
+            for (u32 i = 0; i < kKept; ++i) {
+                const float low = amax[i], high = amax[kHave - kKept + i];
+                amax[i] = hw::max(upper ? high : low, hw::shfl_xor(upper ? low : high, kMask));
+            }
+            if (upper) {
+                first += kHave - kKept;
+                first_is_copy = kHave % 2 != 0;
+            }
+            store_maxima_of_warp<kKept, kMask / 2>(thread, amax, of_rows, first, first_is_copy);
+        }
     }
 
     // Byte p of the codes is the channel's of piece p.
     static DM_DEVICE void store(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
                                 const SwappedThread::ChannelPair& codes, u32 row, bool writes) {
         u8* group = ctx.template own<BufferField::L2Pool>() +
-                    (task.ring_slot * kSwappedBlockM + row) * u64(kConfig.padded_intermediate()) +
+                    (task.ring_slot * kConfig.block_m + row) * u64(kConfig.padded_intermediate()) +
                     task.n_tile * kScaleGroup;
         DM_UNROLL
-        for (u32 p = 0; p < kL1Pieces; ++p) {
-            const u32 channel = l1_channel_of(thread.weight_row(thread.math_warp / 4 * kL1Pieces + p));
+        for (u32 p = 0; p < kPieces; ++p) {
+            const u32 channel =
+                l1_channel_of(thread.weight_row(Tile::template first_group<TaskKind::L1>(thread.math_warp) + p));
             const u32 both = (codes.first >> 8 * p & 0xff) | (codes.second >> 8 * p & 0xff) << 8;
-            if (writes) hw::store(reinterpret_cast<u16*>(group + channel / 2 * 2), u16(both));
+            if (writes)
+                hw::store(reinterpret_cast<u16*>(group + activation_byte_of(kConfig.mma_type, channel / 2 * 2)), u16(both));
         }
     }
 };
 
 template <MegaMoeConfig kConfig>
 struct SwappedScatter {
-    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
-                              const TileRows& rows, const SwappedPiece& sum) {
-        const bool writes = !ctx.warp_aborted();
-        u16* row[2];
-        u32 values[2];  // of each row, bf16 of both weight rows, whose channels are 2 apart
-        DM_UNROLL
-        for (u32 r = 0; r < 2; ++r) {
-            row[r] = slot_row(ctx, rows, r);
-            values[r] = hw::pack_bf16x2(sum[r], sum[2 + r]);
-        }
-        const SwappedThread::ChannelPair pair = thread.exchange(values);
-        u16* to = thread.takes_second_row() ? row[1] : row[0];
-        // Of four adjacent channels the thread had one of each two.
-        const u32 column = l2_channel_of(task.n_tile * kConfig.l2_block_n() + thread.weight_row(0)) / 4 * 4;
-        if (!writes || to == nullptr) return;
-        const u64 low = hw::byte_permute(pair.first, pair.second, 0x5410),
-                  high = hw::byte_permute(pair.first, pair.second, 0x7632);
-        hw::store(reinterpret_cast<u64*>(to + column), low | high << 32);
-    }
+    using Tile = SwappedTile<kConfig>;
 
-private:
-    static DM_DEVICE u16* slot_row(const Context<kConfig>& ctx, const TileRows& rows, u32 r) {
-        if (!rows.valid[r]) return nullptr;
-        return ctx.template peer<BufferField::CombineSlots>(rows.meta[r].source_rank) +
-               rows.meta[r].slot_row * u64(kConfig.hidden);
+    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
+                              const SwappedRows<kConfig>& rows, const typename Tile::Piece& sum) {
+        // Of four adjacent channels the thread has one of each two. The last weight tile may be wider than hidden.
+        const u32 first_row = thread.weight_row(Tile::template first_group<TaskKind::L2>(thread.math_warp));
+        const u32 column = l2_channel_of(task.n_tile * kConfig.l2_block_n() + first_row) / 4 * 4;
+        const bool writes = !ctx.warp_aborted() && column < kConfig.hidden;
+        const u32 taken = thread.takes_second_row();
+        u16* to[Tile::kChunks];
+        DM_UNROLL
+        for (u32 c = 0; c < Tile::kChunks; ++c) to[c] = writes && rows.valid(c, taken) ? rows.slot(c, taken) : nullptr;
+        DM_UNROLL
+        for (u32 c = 0; c < Tile::kChunks; ++c) {
+            if (c * kChunkRows >= task.rows) break;
+            u32 values[2];  // of each row, bf16 of both weight rows, whose channels are 2 apart
+            DM_UNROLL
+            for (u32 r = 0; r < 2; ++r) values[r] = hw::pack_bf16x2(sum[c * 4 + r], sum[c * 4 + 2 + r]);
+            const SwappedThread::ChannelPair pair = thread.exchange(values);
+            const u64 low = hw::byte_permute(pair.first, pair.second, 0x5410),
+                      high = hw::byte_permute(pair.first, pair.second, 0x7632);
+            if (to[c] != nullptr) hw::store(reinterpret_cast<u64*>(to[c] + column), low | high << 32);
+        }
     }
 };
 

@@ -66,7 +66,7 @@ private:
     // Joins the maxima of the two warpgroups. Two banks: a warpgroup may be one tile ahead of a reader.
     static DM_DEVICE void exchange(const Context<kConfig>& ctx, const ThreadTile<kSplit>& tile, float (&amax)[2],
                                    MathBarrier& barrier) {
-        float* bank = ctx.template shared<SmemField::Amax, float>() + barrier.meetings % 2 * (kNumMathWarpgroups * 64);
+        float* bank = ctx.template shared<SmemField::Amax, float>() + barrier.meetings % 2 * (kFp8MathWarpgroups * 64);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r)
             if (tile.quad_lane == 0) hw::store_shared(bank + tile.warpgroup * 64 + tile.row(r), amax[r]);

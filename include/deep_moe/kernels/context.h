@@ -137,16 +137,16 @@ struct Context {
     DM_DEVICE void init_barriers() const {
         for (u32 i = 0; i < kStages; ++i) {
             hw::mbarrier_init(barrier(barriers().full(i)), 2);  // LoadA and LoadB
-            hw::mbarrier_init(barrier(barriers().empty(i)), kNumMathWarps);
+            hw::mbarrier_init(barrier(barriers().empty(i)), kConfig.math_warps());
         }
         for (u32 i = 0; i < kTaskDepth; ++i) {
             hw::mbarrier_init(barrier(barriers().task_full(i)), 1);
-            hw::mbarrier_init(barrier(barriers().task_empty(i)), 1 + kNumMathWarps);  // LoadA and math
+            hw::mbarrier_init(barrier(barriers().task_empty(i)), 1 + kConfig.math_warps());  // LoadA and math
         }
         for (u32 i = 0; i < kNumDispatchWarps * kMaxRowBuffers; ++i)
             hw::mbarrier_init(barrier(barriers().row(0, i)), 1);
         hw::mbarrier_init(barrier(barriers().counts_ready()), 1);
-        hw::mbarrier_init(barrier(barriers().math()), kNumMathWarps);
+        hw::mbarrier_init(barrier(barriers().math()), kConfig.math_warps());
         hw::fence_mbarrier_init();
     }
     // One thread, before sync_block().

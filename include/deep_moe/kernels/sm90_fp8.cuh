@@ -49,8 +49,8 @@ DM_DEVICE void sm90_fp8_mega_moe(const MegaMoeParams& params, const MegaMoeTenso
 
 // The argument is a MegaMoeConfig expression in parentheses.
 #define DM_DEFINE_MEGA_KERNEL(config)                                                                        \
-    DM_ENTRY(mega_moe, deep_moe::kNumThreads,                                                                \
+    DM_ENTRY(mega_moe, (config).num_threads(),                                                               \
              (DM_ARGUMENT(deep_moe::MegaMoeParams, params), DM_ARGUMENT(deep_moe::MegaMoeTensorMaps, maps)), \
              (deep_moe::sm90_fp8_mega_moe<config>(DM_ARGUMENT_REF(params), DM_ARGUMENT_REF(maps))),          \
-             deep_moe::buffer_layout_hash(config), deep_moe::smem_bytes(config), deep_moe::kNumThreads,      \
+             deep_moe::buffer_layout_hash(config), deep_moe::smem_bytes(config), (config).num_threads(),     \
              deep_moe::u64(deep_moe::KernelKind::Mega))

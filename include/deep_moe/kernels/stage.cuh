@@ -73,7 +73,8 @@ private:
                 packed[i] = hw::pack_e4m3x2(hw::mul(v[4 * i], scale.inverse), hw::mul(v[4 * i + 1], scale.inverse)) |
                             hw::pack_e4m3x2(hw::mul(v[4 * i + 2], scale.inverse), hw::mul(v[4 * i + 3], scale.inverse)) << 16;
             if (channel >= kHidden) continue;
-            hw::store(reinterpret_cast<u64*>(out + channel), u64(packed[1]) << 32 | packed[0]);
+            hw::store(reinterpret_cast<u64*>(out + activation_byte_of(kConfig.mma_type, channel)),
+                      u64(packed[1]) << 32 | packed[0]);
             if (channel % kScaleGroup == 0) hw::store(out_sf + channel / kScaleGroup, scale.sf);
         }
     }
@@ -81,8 +82,15 @@ private:
     static DM_DEVICE void copy_part(const StageParams& params, u32 t, u32 first) {
         const u8* x = static_cast<const u8*>(params.x) + t * params.x_stride;
         u8* out = buffer_field<kConfig, BufferField::X>(params.buffer) + t * u64(kHidden);
-        for (u32 i = first + hw::lane_idx() * 16; i < min_of(first + kPartChannels, kHidden); i += kWarpSize * 16)
-            hw::store(reinterpret_cast<Vec16*>(out + i), hw::load(reinterpret_cast<const Vec16*>(x + i)));
+        for (u32 i = first + hw::lane_idx() * 16; i < min_of(first + kPartChannels, kHidden); i += kWarpSize * 16) {
+            const Vec16 codes = hw::load(reinterpret_cast<const Vec16*>(x + i));
+            if constexpr (kConfig.has_mxfp4_weights())
+                for (u32 j = 0; j < 2; ++j)
+                    hw::store(reinterpret_cast<u64*>(out + activation_byte_of(kConfig.mma_type, i + 8 * j)),
+                              u64(codes.w[2 * j + 1]) << 32 | codes.w[2 * j]);
+            else
+                hw::store(reinterpret_cast<Vec16*>(out + i), codes);
+        }
         const float* sf = at<float>(params.x_sf, t * params.x_sf_stride);
         float* out_sf = buffer_field<kConfig, BufferField::XSf>(params.buffer) + t * u64(kGroups);
         const u32 group = first / kScaleGroup + hw::lane_idx();

@@ -23,9 +23,7 @@ constexpr u32 kSwappedBlockM = 8;       // the narrowest N of a wgmma
 constexpr u32 kMaxDirectRows = 32;      // of one rank alone that are not pulled (comm/direct_rows.h),
 constexpr u32 kMaxDirectTokens = 4;     // of at most so many tokens
 constexpr u32 kMaxOrderBlocks = 65536;  // of lag and unit: their rows fit 32 bits
-constexpr u32 kNumMathWarpgroups = 2;
-constexpr u32 kNumMathWarps = kNumMathWarpgroups * 4;
-constexpr u32 kNumThreads = kWarpgroupSize * (1 + kNumMathWarpgroups);
+constexpr u32 kFp8MathWarpgroups = 2, kMxfp4MathWarpgroups = 4, kMaxMathWarpgroups = 4;
 constexpr u32 kNumDispatchWarps = 2;
 
 struct MegaMoeConfig {
@@ -43,7 +41,7 @@ struct MegaMoeConfig {
 
     // Variant: follows from `num_tokens_bound`, which is equal on all ranks.
     u32 bound_class = 0;   // index into the published list of bounds; travels with the counts
-    u32 block_m = 64;      // rows of a tile: 64 or 128, or 8 with swapped operands
+    u32 block_m = 64;      // rows of a tile: FP8 8, 64 or 128; MXFP4 8, 16, 24, 32 or 64
     u32 lag_blocks = 4;    // how many row blocks L2 starts behind L1
     u32 unit_blocks = 4;   // consecutive row blocks of an expert that share weight tiles in L2 cache
     u32 trace_events = 0;  // events that a warp can record (pipe/trace.h); 0: the kernel has no trace code
@@ -56,11 +54,14 @@ struct MegaMoeConfig {
     // Of the weights (layout/weights.h).
     constexpr u32 l1_weight_tiles() const { return ceil_div(2 * intermediate, kBlockN); }
     constexpr u32 l2_weight_tiles() const { return ceil_div(hidden, kBlockN); }
-    // The weights are M of the wgmma and the rows its N: few rows then cost little.
-    constexpr bool swaps_operands() const { return block_m == kSwappedBlockM; }
+    constexpr bool has_mxfp4_weights() const { return mma_type == MmaType::Fp8xMxfp4; }
+    // The weights are M of the wgmma and the rows its N: few rows then cost little, and the weights can come from registers.
+    constexpr bool swaps_operands() const { return has_few_rows() || has_mxfp4_weights(); }
+    constexpr bool has_few_rows() const { return block_m == kSwappedBlockM; }
     // Weight rows of an L2 tile. Where only the weights count, all SMs should have the same share of them: tiles are a
-    // quarter as large, of one warpgroup, and a stage holds four K blocks of one.
-    constexpr u32 l2_block_n() const { return swaps_operands() ? kWarpgroupRows : kBlockN; }
+    // quarter as large, of one warpgroup, and a stage holds four K blocks of one. MXFP4 weights are decoded by all
+    // warpgroups, each 64 rows of every tile.
+    constexpr u32 l2_block_n() const { return has_few_rows() && !has_mxfp4_weights() ? kWarpgroupRows : kBlockN; }
     constexpr u32 l2_stage_k_blocks() const { return kBlockN / l2_block_n(); }
     constexpr u32 l1_n_tiles() const { return l1_weight_tiles(); }
     constexpr u32 l2_n_tiles() const { return ceil_div(hidden, l2_block_n()); }
@@ -77,14 +78,14 @@ struct MegaMoeConfig {
     // end of every L2 tile, is then spread over time. Where units have no more L2 tiles than L1 tiles it has time enough,
     // and CTAs that work in the same phase share more in the L2 cache.
     constexpr bool interleaves() const {
-        return num_ranks > 1 && !swaps_operands() && l2_n_tiles() > l1_n_tiles() &&
+        return num_ranks > 1 && !has_few_rows() && l2_n_tiles() > l1_n_tiles() &&
                ring_blocks() >= lag_blocks + 2 * unit_blocks - 1;
     }
     // Dispatch warps of a CTA that pull rows. With few rows one is enough, and leaves room for one more stage.
-    constexpr u32 pull_warps() const { return swaps_operands() ? 1 : kNumDispatchWarps; }
+    constexpr u32 pull_warps() const { return has_few_rows() ? 1 : kNumDispatchWarps; }
     // Whether launches with few rows load them from where they were staged (comm/direct_rows.h). They use no ring slot twice.
     constexpr bool has_direct_rows() const {
-        return num_ranks == 1 && swaps_operands() && ring_blocks() >= kMaxDirectRows;
+        return num_ranks == 1 && has_few_rows() && ring_blocks() >= kMaxDirectRows;
     }
     // Rows that are multiplied for a tile of so many valid ones: a short last block of an expert costs half.
     constexpr u32 tile_rows(u32 rows) const { return rows <= kWarpgroupRows ? kWarpgroupRows : block_m; }
@@ -95,8 +96,13 @@ struct MegaMoeConfig {
     constexpr u32 box_rows() const { return block_m <= 64 ? 8 : kWarpgroupRows; }
     constexpr u32 loaded_rows(u32 rows) const { return rows > block_m / 2 ? block_m : align_up(rows, box_rows()); }
 
-    constexpr u32 math_registers() const { return block_m <= 64 ? 184 : 224; }
-    constexpr u32 aux_registers() const { return block_m <= 64 ? 136 : 56; }
+    // Decoding takes more warps: instructions of one behind the wgmmas of the others.
+    constexpr u32 math_warpgroups() const { return has_mxfp4_weights() ? kMxfp4MathWarpgroups : kFp8MathWarpgroups; }
+    constexpr u32 math_warps() const { return math_warpgroups() * 4; }
+    constexpr u32 num_threads() const { return kWarpgroupSize * (1 + math_warpgroups()); }
+    // They share what the launch allocates: 168 for each of 384 threads, or 96 of 640.
+    constexpr u32 math_registers() const { return has_mxfp4_weights() ? 104 : block_m <= 64 ? 184 : 224; }
+    constexpr u32 aux_registers() const { return has_mxfp4_weights() ? 64 : block_m <= 64 ? 136 : 56; }
 };
 
 // The first rule that a configuration breaks, or nullptr. Python turns it into a ValueError.
@@ -112,7 +118,12 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
         return "intermediate must be a multiple of 32 with MXFP4 weights";
     if (c.max_tokens_per_rank < 1) return "max_tokens_per_rank must be at least 1";
     if (c.max_recv_rows() > 0x7fffffffull) return "num_ranks * max_tokens_per_rank * num_topk must be below 2^31";
-    if (c.block_m != 8 && c.block_m != 64 && c.block_m != 128) return "block_m must be 8, 64 or 128";
+    if (c.has_mxfp4_weights()) {
+        if (c.block_m != 64 && (c.block_m % 8 != 0 || c.block_m < 8 || c.block_m > 32))
+            return "block_m must be 8, 16, 24, 32 or 64 with MXFP4 weights";
+    } else if (c.block_m != 8 && c.block_m != 64 && c.block_m != 128) {
+        return "block_m must be 8, 64 or 128";
+    }
     if (c.ring_rows == 0 || c.ring_rows % 128 != 0) return "ring_rows must be a positive multiple of 128";
     if (c.lag_blocks < 1 || c.unit_blocks < 1 || c.lag_blocks > kMaxOrderBlocks || c.unit_blocks > kMaxOrderBlocks)
         return "lag_blocks and unit_blocks must be in 1..65536";

@@ -8,7 +8,7 @@ namespace deep_moe {
 
 enum class KernelKind : u32 { Mega = 1, Stage = 2 };
 
-constexpr u32 kStageThreads = 256;  // of a block of the stage kernel; kNumThreads is the mega kernel's
+constexpr u32 kStageThreads = 256;  // of a block of the stage kernel; the mega kernel's: MegaMoeConfig::num_threads
 
 // 128 opaque bytes: CUtensorMap on the GPU, emu::TensorMapImage in the emulator.
 struct alignas(64) TensorMap {

@@ -10,12 +10,12 @@ namespace deep_moe {
 constexpr u32 kMaxSmemBytes = 232448;  // 227 KiB: the most a block may use on SM90 and SM100
 constexpr u32 kTaskDepth = 4;          // tile entries in flight between the scheduler and its readers
 constexpr u32 kMaxRowBuffers = 2;      // rows in flight per pulling warp
-constexpr u32 kMaxStages = 8;
+constexpr u32 kMaxStages = 12;
 constexpr u32 kMaxLoneEntries = 256;  // that one rank alone routes in every CTA
 
 enum class SmemField : u32 {
     A,          // [stages][K blocks][BM][128] activations, 128-byte swizzle
-    B,          // [stages][256][128] weights, 128-byte swizzle
+    B,          // [stages][bytes of a weight block] weights as in layout/weights.h
     SfA,        // f32 [stages][K blocks][BM]
     SfB,        // f32 [tiles][K blocks][2]: the weight scale records of the tiles under way
     RowBuffer,  // [pulling warps][row buffers][H]: rows on their way from a peer to the pool; where they are not pulled,
@@ -26,9 +26,9 @@ enum class SmemField : u32 {
     DirectEntries,  // u8 [kMaxDirectRows][8]: entry of a row, by block (comm/direct_rows.h)
     DirectWeights,  // f32 [kMaxDirectRows]: top-k weight of every entry
     Tasks,          // TileTask [kTaskDepth]
-    Amax,           // f32 [2][warpgroups][64] or [2][warps][8]: exchange between those that share a scale group
-    Barriers,       // u64 [kNumBarriers]
-    State,          // u32 [5]: aborted flag, launch epoch, staged tokens, touched experts, row blocks
+    Amax,  // f32 [2][warpgroups][64], with swapped operands [2][warps][BM]: exchange between those that share a scale group
+    Barriers,  // u64 [kNumBarriers]
+    State,     // u32 [5]: aborted flag, launch epoch, staged tokens, touched experts, row blocks
     kCount
 };
 
@@ -61,7 +61,7 @@ constexpr u32 scale_tile_floats(const MegaMoeConfig& c) {
 constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 row_buffers, SmemField field) {
     switch (field) {
         case SmemField::A: return {"smem_a", Dtype::E4m3, {stages, c.l2_stage_k_blocks() * c.block_m, kBlockK}, 1024};
-        case SmemField::B: return {"smem_b", Dtype::E4m3, {stages, kBlockN, kBlockK}, 1024};
+        case SmemField::B: return {"smem_b", Dtype::U8, {stages, weight_block_bytes(c.mma_type), 1}, 1024};
         case SmemField::SfA: return {"smem_sf_a", Dtype::F32, {stages, c.l2_stage_k_blocks() * c.block_m, 1}, 128};
         case SmemField::SfB:
             return {"smem_sf_b", Dtype::F32, {num_scale_tiles(c, stages), scale_tile_floats(c), 1}, 128};
@@ -79,7 +79,7 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 
         case SmemField::Amax:
             return {"smem_amax",
                     Dtype::F32,
-                    {2, c.swaps_operands() ? kNumMathWarps : kNumMathWarpgroups, c.swaps_operands() ? c.block_m : 64},
+                    {2, c.swaps_operands() ? c.math_warps() : c.math_warpgroups(), c.swaps_operands() ? c.block_m : 64},
                     16};
         case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {BarrierLayout{stages}.count(), 1, 1}, 16};
         case SmemField::State: return {"smem_state", Dtype::U32, {5, 1, 1}, 16};

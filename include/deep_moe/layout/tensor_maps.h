@@ -6,7 +6,7 @@
 
 namespace deep_moe {
 
-// A row block of a pool: of a K block (L2Acts with swapped operands: of all K blocks of a stage), whole or a box of rows.
+// A row block of a pool: of a K block (L2Acts where a stage holds several: of all K blocks of a stage), whole or a box of rows.
 // StagedRow: a K block of one token.
 enum class MapIndex : u32 { L1Acts, L1ActsBox, L2Acts, L2ActsBox, StagedRow, kCount };
 
@@ -27,7 +27,7 @@ constexpr TensorMapSpec tensor_map_spec(const MegaMoeConfig& c, MapIndex map) {
         case MapIndex::L1Acts: return pool("l1_acts", c.hidden, c.block_m);
         case MapIndex::L1ActsBox: return pool("l1_acts_box", c.hidden, c.box_rows());
         case MapIndex::L2Acts:
-            if (c.swaps_operands())
+            if (c.l2_stage_k_blocks() > 1)
                 return {"l2_acts",
                         3,
                         {kBlockK, c.ring_rows, c.l2_k_blocks()},

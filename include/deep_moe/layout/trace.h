@@ -64,14 +64,14 @@ struct alignas(16) TraceHeader {
 };
 
 // Both loaders, the dispatch warps, and the first warp of each math warpgroup.
-constexpr u32 kTraceWarps = 2 + kNumDispatchWarps + kNumMathWarpgroups;
+constexpr u32 kTraceWarps = 2 + kNumDispatchWarps + kMaxMathWarpgroups;
 constexpr u32 kNoTraceSlot = ~0u;
 
 constexpr u32 trace_slot(u32 warp) {
     if (warp < 4) return warp;
     return warp % 4 == 0 ? 3 + warp / 4 : kNoTraceSlot;
 }
-static_assert(trace_slot(4 * kNumMathWarpgroups) == kTraceWarps - 1);
+static_assert(trace_slot(4 * kMaxMathWarpgroups) == kTraceWarps - 1);
 
 constexpr u64 trace_slice_bytes(const MegaMoeConfig& c) {
     return sizeof(TraceHeader) + c.trace_events * u64(sizeof(TraceEvent));

@@ -23,12 +23,18 @@
 // (PTX ISA, "Matrix Fragments for wgmma.mma_async.m64nNk32"). A weight is e2m1 * 2^(exponent - kMxfp4ExponentBias) *
 // scale, and all but the scale, a power of two, is exactly an e4m3 number.
 //
-// Codes, then exponents: [warp 4][v 2][lane 32][16 bytes], then [warp 4][g 8][v 2][4 bytes]. Lane 4 g + q holds row 16
-// warp + g + 8 v in four words, one for every group of 32 of K. A word has what two registers of the fragment need:
-// elements 0 to 3 are k = 4 q + 0..3 of the group, elements 4 to 7 are 16 further. In nibble n of a word the low three
-// bits are the magnitude of element n, so that PRMT looks four of them up with half of (word & 0x77777777); its bit 3
-// would replicate a sign. Bit 3 of nibbles 1, 3, 5, 7 is the sign of elements 0, 1, 2, 3, that of nibbles 0, 2, 4, 6
-// the sign of elements 4, 5, 6, 7: one register has the signs word & 0x80808080, the other word << 4 & 0x80808080.
+// Codes, then exponents: [warp 4][v 2][lane 32][4 words], then [warp 4][g 8][group 2][v 2][half 2] bytes. Lane 4 g + q
+// holds row 16 warp + g + 8 v in four words, one for every 32 of K that a wgmma takes: two for each half of the 128. A word
+// has what two registers of the fragment need: elements 0 to 3 are places 4 q + 0..3 of the 32, elements 4 to 7 are 16
+// further. In nibble n of a word the low three bits are the magnitude of element n, so that PRMT looks four of them up
+// with half of (word & 0x77777777); its bit 3 would replicate a sign. Bit 3 of nibbles 1, 3, 5, 7 is the sign of elements
+// 0, 1, 2, 3, that of nibbles 0, 2, 4, 6 the sign of elements 4, 5, 6, 7: one register has the signs word & 0x80808080,
+// the other word << 4 & 0x80808080.
+//
+// A lane should need few exponents: each costs a table of magnitudes. So places of a wgmma are not in the order of K.
+// Of 64 channels the two groups of 32 take turns, eight channels at a time: lanes with q < 2 have only weights of the
+// first group, the others only weights of the second. Activations lie in the same order wherever a kernel keeps them
+// (activation_byte_of).
 #pragma once
 
 #include "deep_moe/layout/config.h"
@@ -73,7 +79,7 @@ constexpr u64 bias_floats(u32 weight_tiles) { return u64(weight_tiles) * kBlockN
 // to be written: 2 to 3 us of 60. Of more bytes the hint costs as much (bench/experiments/stream.cu).
 constexpr u64 kEvictFirstBytes = u64(200) << 20;
 constexpr bool loads_evict_first(const MegaMoeConfig& c, u32 experts) {
-    return c.swaps_operands() && experts * (l1_weight_bytes(c) + l2_weight_bytes(c)) <= kEvictFirstBytes;
+    return c.has_few_rows() && experts * (l1_weight_bytes(c) + l2_weight_bytes(c)) <= kEvictFirstBytes;
 }
 
 constexpr u32 kL1GroupChannels = 64;  // a thread of a quad holds 16 of them: 16 bytes of e4m3
@@ -113,13 +119,23 @@ constexpr u64 mxfp4_piece_of(u32 k_blocks, u32 row, u32 k) {
     return (block * kMxfp4Pieces + row % kBlockN / kWarpgroupRows) * kMxfp4PieceBytes;
 }
 
+// The place of channel k among the 128 of its K block, in MXFP4 layers.
+constexpr u32 mxfp4_place_of(u32 k) {
+    const u32 half = k % kBlockK / 64, group = k % 64 / kMxfp4Group, eight = k % kMxfp4Group / 8;
+    return half * 64 + eight * 16 + group * 8 + k % 8;
+}
+// Where channel k of a staged or pooled row lies, in bytes.
+constexpr u32 activation_byte_of(MmaType type, u32 k) {
+    return type == MmaType::Fp8xMxfp4 ? k / kBlockK * kBlockK + mxfp4_place_of(k) : k;
+}
+
 // Where the word lies that holds (row, k), and which of its eight elements that is.
 constexpr u64 mxfp4_word_of(u32 k_blocks, u32 row, u32 k) {
     const u32 warp = row % kWarpgroupRows / 16, v = row % 16 / 8, g = row % 8;
-    const u32 q = k % 16 / 4, group = k % kBlockK / kMxfp4Group;
-    return mxfp4_piece_of(k_blocks, row, k) + ((warp * 2 + v) * 32 + g * 4 + q) * 16 + group * 4;
+    const u32 place = mxfp4_place_of(k), q = place % 16 / 4, wgmma = place / 32;
+    return mxfp4_piece_of(k_blocks, row, k) + ((warp * 2 + v) * 32 + g * 4 + q) * 16 + wgmma * 4;
 }
-constexpr u32 mxfp4_element_of(u32 k) { return k % kMxfp4Group / 16 * 4 + k % 4; }
+constexpr u32 mxfp4_element_of(u32 k) { return mxfp4_place_of(k) % 32 / 16 * 4 + k % 4; }
 
 // Bit of the word that is the sign of an element; its magnitude are the three bits from 4 * element on.
 constexpr u32 mxfp4_sign_bit_of(u32 element) { return element < 4 ? 8 * element + 7 : 8 * (element - 4) + 3; }
@@ -127,8 +143,8 @@ constexpr u32 mxfp4_sign_bit_of(u32 element) { return element < 4 ? 8 * element 
 // Where the exponent of (row, k) lies.
 constexpr u64 mxfp4_exponent_byte_of(u32 k_blocks, u32 row, u32 k) {
     const u32 warp = row % kWarpgroupRows / 16, v = row % 16 / 8, g = row % 8;
-    return mxfp4_piece_of(k_blocks, row, k) + kMxfp4CodeBytes + ((warp * 8 + g) * 2 + v) * 4 +
-           k % kBlockK / kMxfp4Group;
+    const u32 half = k % kBlockK / 64, group = k % 64 / kMxfp4Group;
+    return mxfp4_piece_of(k_blocks, row, k) + kMxfp4CodeBytes + ((warp * 8 + g) * 2 + group) * 4 + v * 2 + half;
 }
 
 }  // namespace deep_moe

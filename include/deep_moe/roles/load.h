@@ -51,6 +51,8 @@ private:
     // would go to CTAs that are not ready for them (9 % at 1024 tokens).
     static constexpr u32 kAskBefore = 3;  // stages before the end
 
+    static constexpr u32 kBlockBytes = weight_block_bytes(kConfig.mma_type);
+
     // What a stage holds of the tile's weights; the first one comes with the scales of all.
     static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 step, u32 stage,
                                      u32 scale_tile, bool evict_first) {
@@ -58,22 +60,22 @@ private:
         const u32 k_blocks = ctx.k_blocks(task.kind), scale_floats = scale_records(k_blocks) * kWeightScaleRecord;
         const u32 scale_bytes = step == 0 ? scale_floats * u32(sizeof(float)) : 0;
         // A narrow tile is a part of the rows of a weight tile, and the stage holds as many K blocks of it.
-        const u32 parts = ctx.stage_k_blocks(task.kind), part_bytes = kWeightBlockBytes / parts;
+        const u32 parts = ctx.stage_k_blocks(task.kind), part_bytes = kBlockBytes / parts;
         const u64 tile = u64(task.expert) * ctx.weight_tiles(task.kind) + task.n_tile / parts;
         const u32 first_kb = step * parts, count = min_of(parts, k_blocks - first_kb);
         u64* full = ctx.barrier(ctx.barriers().full(stage));
         hw::mbarrier_arrive_expect_tx(full, count * part_bytes + scale_bytes);
-        u8* to = ctx.template shared<SmemField::B, u8>() + stage * kWeightBlockBytes;
+        u8* to = ctx.template shared<SmemField::B, u8>() + stage * kBlockBytes;
         const u8* from = (is_l1 ? ctx.params.l1_weights : ctx.params.l2_weights) +
-                         (tile * k_blocks + first_kb) * kWeightBlockBytes + task.n_tile % parts * part_bytes;
+                         (tile * k_blocks + first_kb) * kBlockBytes + task.n_tile % parts * part_bytes;
         DM_UNROLL
         for (u32 i = 0; i < kConfig.l2_stage_k_blocks(); ++i)
             if (i >= count)
                 continue;
             else if (evict_first)
-                hw::bulk_load_evict_first(to + i * part_bytes, from + i * kWeightBlockBytes, part_bytes, full);
+                hw::bulk_load_evict_first(to + i * part_bytes, from + i * kBlockBytes, part_bytes, full);
             else
-                hw::bulk_load(to + i * part_bytes, from + i * kWeightBlockBytes, part_bytes, full);
+                hw::bulk_load(to + i * part_bytes, from + i * kBlockBytes, part_bytes, full);
         if (step == 0)
             hw::bulk_load(ctx.weight_scales(scale_tile),
                           (is_l1 ? ctx.params.l1_scales : ctx.params.l2_scales) + tile * scale_floats, scale_bytes,

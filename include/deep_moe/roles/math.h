@@ -123,7 +123,8 @@ private:
         barrier.meet(ctx);
         const bool first_cta = hw::block_idx() == 0;
         if (math_warp == 0 && !ctx.warp_aborted()) Done::arrive(ctx, hw::grid_dim());
-        Combine<kConfig> combine(ctx, hw::block_idx() * kNumMathWarps + math_warp, hw::grid_dim() * kNumMathWarps);
+        Combine<kConfig> combine(ctx, hw::block_idx() * kConfig.math_warps() + math_warp,
+                                 hw::grid_dim() * kConfig.math_warps());
         const bool complete = Done::wait(ctx, WaitSite::DoneFlag, first_cta && math_warp == 0);
         ctx.trace.lap(TraceKind::WaitDone);
         // An abandoned launch may have all arrivals, and those behind it work in the same epoch.

@@ -1,16 +1,16 @@
-// Tiles with swapped operands (epi/swapped.h) from their first stage to their epilogue. Both warpgroups share an L1 tile;
-// L2 tiles they take in turns.
+// Tiles with swapped operands (epi/swapped.h) from their first stage to their epilogue. All warpgroups share a tile, but
+// where an L2 tile is one group of 64 weight rows they take it in turns.
 #pragma once
 
-#include "deep_moe/comm/direct_rows.h"
-#include "deep_moe/epi/swapped.h"
-#include "deep_moe/pipe/stages.h"
+#include "deep_moe/mma/swapped_fp8.h"
+#include "deep_moe/mma/swapped_mxfp4.h"
 
 namespace deep_moe {
 
 template <MegaMoeConfig kConfig>
 struct SwappedMath {
     using Stage = RingPosition<Context<kConfig>::kStages>;
+    using Tile = SwappedTile<kConfig>;
 
     u32 l2_tiles = 0;  // so far
 
@@ -18,15 +18,14 @@ struct SwappedMath {
                             u32 math_warp, Stage& stage, MathBarrier& barrier) {
         if (task.kind == TaskKind::L1)
             run<TaskKind::L1>(ctx, task, weight_scales, math_warp, stage, barrier);
-        else if (l2_tiles++ % kNumMathWarpgroups == math_warp / 4)
+        else if (kSharesL2Tiles || l2_tiles++ % kConfig.math_warpgroups() == math_warp / 4)
             run<TaskKind::L2>(ctx, task, weight_scales, math_warp, stage, barrier);
         else
             skip(ctx, task, stage);
     }
 
 private:
-    static constexpr u32 kStageBlocks = kConfig.l2_stage_k_blocks();  // K blocks of an L2 tile that a stage holds
-    static constexpr u32 kGroupBytes = kWarpgroupRows * kBlockK, kRowBytes = kSwappedBlockM * kBlockK;
+    static constexpr bool kSharesL2Tiles = kConfig.l2_block_n() > kWarpgroupRows;
 
     // The other warpgroup's tile.
     static DM_DEVICE void skip(const Context<kConfig>& ctx, const TileTask& task, Stage& stage) {
@@ -37,15 +36,18 @@ private:
     }
 
     template <TaskKind kKind>
-    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const float* weight_scales,
-                              u32 math_warp, Stage& stage, MathBarrier& barrier) {
+    DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const float* weight_scales, u32 math_warp,
+                       Stage& stage, MathBarrier& barrier) {
         const SwappedThread thread(math_warp);
         const SwappedBiases<kConfig, kKind> biases(ctx, task, thread);
-        SwappedPiece sum[kL1Pieces] = {};
+        typename Tile::Sum sum = {};
         wait_full(ctx, stage);
         ctx.trace.lap(TraceKind::WaitFirstStage, task);
-        const TileRows rows(ctx, task, thread);
-        multiply<kKind>(ctx, task, thread, weight_scales, sum, stage);
+        const SwappedRows<kConfig> rows(ctx, task, thread);
+        if constexpr (kConfig.has_mxfp4_weights())
+            SwappedMxfp4<kConfig>::template multiply<kKind>(ctx, task, thread, weight_scales, sum[0], stage);
+        else
+            SwappedFp8<kConfig>::template multiply<kKind>(ctx, task, thread, weight_scales, sum, stage);
         ctx.trace.lap(TraceKind::Multiply, task);
         if constexpr (kConfig.bias) biases.add(rows, sum);
         if constexpr (kKind == TaskKind::L1)
@@ -53,102 +55,6 @@ private:
         else
             SwappedScatter<kConfig>::run(ctx, task, thread, rows, sum[0]);
         ctx.trace.lap(TraceKind::Epilogue, task);
-    }
-
-    // Where the operands of the ring's first stage are, and the scales of this thread's rows if they are not in the stages.
-    struct Operands {
-        u64 weights, rows;
-        const float* row_scales[2];
-    };
-
-    // The tile's first stage has come.
-    template <TaskKind kKind>
-    static DM_DEVICE void multiply(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
-                                   const float* weight_scales, SwappedPiece (&sum)[kL1Pieces], Stage& stage) {
-        constexpr bool kIsL1 = kKind == TaskKind::L1;
-        // In L1 two groups of 64 weight rows of one K block, in L2 four K blocks of one group; the last stage may hold fewer.
-        constexpr u32 kPieces = kIsL1 ? kL1Pieces : kStageBlocks, kBlocks = kIsL1 ? 1 : kStageBlocks;
-        constexpr u32 kRest = (kIsL1 ? kConfig.l1_k_blocks() : kConfig.l2_k_blocks()) % kBlocks;
-        const u32 whole = ctx.k_blocks(kKind) / kBlocks;
-        const u32 first_group = kIsL1 ? thread.math_warp / 4 * kL1Pieces : 0;
-        Operands operands{
-            swizzle128_descriptor(
-                hw::uniform(hw::shared_address(ctx.template shared<SmemField::B, u8>() + first_group * kGroupBytes))),
-            swizzle128_descriptor(hw::uniform(hw::shared_address(ctx.template shared<SmemField::A, u8>()))),
-            {}};
-        const bool direct = kIsL1 && DirectRows<kConfig>::applies(ctx);
-        DM_UNROLL
-        for (u32 i = 0; i < 2; ++i)
-            if (direct)
-                operands.row_scales[i] =
-                    DirectRows<kConfig>::scales_of(ctx, task.block, min_of(thread.row(i), task.rows - 1u));
-        for (u32 step = 0; step < whole; ++step, weight_scales += kBlocks * kWeightScaleRecord) {
-            multiply_stage<kKind, kPieces>(ctx, task, thread, operands, weight_scales, sum, stage,
-                                           kRest == 0 && step + 1 == whole);
-            if (direct) ++operands.row_scales[0], ++operands.row_scales[1];
-        }
-        if constexpr (kRest != 0)
-            multiply_stage<kKind, kRest>(ctx, task, thread, operands, weight_scales, sum, stage, true);
-    }
-
-    // A stage that has come. Behind it the next one has too, unless this is the tile's last.
-    template <TaskKind kKind, u32 kPieces>
-    static DM_DEVICE void multiply_stage(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
-                                         const Operands& operands, const float* weight_scales,
-                                         SwappedPiece (&sum)[kL1Pieces], Stage& stage, bool is_last) {
-        constexpr bool kIsL1 = kKind == TaskKind::L1;
-        constexpr u32 kBlocks = kIsL1 ? 1 : kPieces;
-        constexpr u32 kNextWeights = kIsL1 ? kGroupBytes : kWeightBlockBytes / kStageBlocks;
-        const u32 half = task.n_tile * kConfig.l2_block_n() / kScaleGroup % 2;  // of the weight tile, in L2
-        const u32 slot = hw::uniform(stage.slot);
-        const u64 weights = strided_descriptor(operands.weights, slot, kWeightBlockBytes);
-        const u64 rows = strided_descriptor(operands.rows, slot, kStageBlocks * kRowBytes);
-        SwappedPiece partial[kPieces];
-        DM_UNROLL
-        for (u32 p = 0; p < kPieces; ++p)
-            DM_UNROLL
-            for (u32 i = 0; i < 4; ++i) hw::wgmma_touch(partial[p][i]);
-        hw::wgmma_fence();
-        // The pieces in turns: a wgmma does not wait for the one before it, which adds to other registers.
-        DM_UNROLL
-        for (u32 k = 0; k < kBlockK; k += kMmaK)
-            DM_UNROLL
-            for (u32 p = 0; p < kPieces; ++p)
-                hw::wgmma_m64k32_e4m3<kSwappedBlockM>(partial[p], advance_descriptor(weights, p * kNextWeights + k),
-                                                      advance_descriptor(rows, (kIsL1 ? 0 : p * kRowBytes) + k),
-                                                      k != 0);
-        hw::wgmma_commit();
-        float x_sf[kBlocks][2], w_sf[kBlocks][2];
-        const float* stage_scales =
-            ctx.template shared<SmemField::SfA, float>() + stage.slot * kStageBlocks * kSwappedBlockM;
-        const bool direct = kIsL1 && operands.row_scales[0] != nullptr;  // one K block a stage
-        DM_UNROLL
-        for (u32 b = 0; b < kBlocks; ++b)
-            DM_UNROLL
-            for (u32 i = 0; i < 2; ++i) {
-                x_sf[b][i] = hw::load_shared(direct ? operands.row_scales[i]
-                                                    : stage_scales + b * kSwappedBlockM + thread.row(i));
-                w_sf[b][i] = hw::load_shared(weight_scales + b * kWeightScaleRecord + (kIsL1 ? i : half));
-            }
-        Stage next = stage;
-        next.advance();
-        const bool next_full = is_full(ctx, next);
-        hw::wgmma_wait<0>();
-        release(ctx, stage);
-        stage = next;
-        DM_UNROLL
-        for (u32 p = 0; p < kPieces; ++p)
-            promote_piece(sum[kIsL1 ? p : 0], partial[p], x_sf[kIsL1 ? 0 : p], w_sf[kIsL1 ? 0 : p]);
-        if (!is_last && !next_full) wait_full(ctx, stage);
-    }
-
-    // The order of mma/promote.h.
-    static DM_DEVICE void promote_piece(SwappedPiece& sum, SwappedPiece& partial, const float (&x_sf)[2],
-                                        const float (&w_sf)[2]) {
-        DM_UNROLL
-        for (u32 i = 0; i < 4; ++i) hw::wgmma_touch(partial[i]);
-        DM_UNROLL
-        for (u32 i = 0; i < 4; ++i) sum[i] = hw::fma(partial[i], hw::mul(x_sf[i % 2], w_sf[i / 2]), sum[i]);
     }
 };
 

@@ -99,7 +99,12 @@ DM_DEVICE u32 pack_bf16x2(float low, float high) {
     return packed;
 }
 // Byte permutation: each selector nibble picks a byte of {b, a} (PTX prmt).
-DM_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// NOTES: __byte_perm masks the selector first, with an instruction of its own: it has no sign replication.
+DM_DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) {
+    u32 result;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selector));
+    return result;
+}
 
 DM_DEVICE u64 timer_ns() {
     u64 t;

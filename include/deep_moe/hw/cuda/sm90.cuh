@@ -39,12 +39,14 @@ DM_DEVICE void wgmma_m64k32_e4m3(float (&d)[kN / 2], const u32 (&a)[4], u64 desc
 // The registers of D, as operands of the asm statement and as their names in its text. They come first in both lists.
 #define DM_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define DM_D8(i) DM_D4(i), DM_D4(i + 4)
+#define DM_D12(i) DM_D8(i), DM_D4(i + 8)
 #define DM_D16(i) DM_D8(i), DM_D8(i + 8)
 #define DM_D32(i) DM_D16(i), DM_D16(i + 16)
 #define DM_D64(i) DM_D32(i), DM_D32(i + 32)
 #define DM_D128(i) DM_D64(i), DM_D64(i + 64)
 #define DM_D4_NAMES "%0, %1, %2, %3"
 #define DM_D8_NAMES DM_D4_NAMES ", %4, %5, %6, %7"
+#define DM_D12_NAMES DM_D8_NAMES ", %8, %9, %10, %11"
 #define DM_D16_NAMES DM_D8_NAMES ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define DM_D32_NAMES DM_D16_NAMES ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define DM_D64_NAMES                                                                   \
@@ -80,6 +82,7 @@ DM_DEVICE void wgmma_m64k32_e4m3(float (&d)[kN / 2], const u32 (&a)[4], u64 desc
 
 DM_WGMMA(8, 4, 5, 6, 7, 8, 9)
 DM_WGMMA(16, 8, 9, 10, 11, 12, 13)
+DM_WGMMA(24, 12, 13, 14, 15, 16, 17)
 DM_WGMMA(32, 16, 17, 18, 19, 20, 21)
 DM_WGMMA(64, 32, 33, 34, 35, 36, 37)
 DM_WGMMA(128, 64, 65, 66, 67, 68, 69)
@@ -91,6 +94,8 @@ DM_WGMMA(256, 128, 129, 130, 131, 132, 133)
 #undef DM_D4_NAMES
 #undef DM_D8
 #undef DM_D8_NAMES
+#undef DM_D12
+#undef DM_D12_NAMES
 #undef DM_D16
 #undef DM_D16_NAMES
 #undef DM_D32

@@ -1,0 +1,62 @@
+// From the codes and exponents of MXFP4 weights (layout/weights.h) to e4m3, in registers: A of wgmma m64nNk32.
+#pragma once
+
+#include "deep_moe/hw/hw.h"
+#include "deep_moe/layout/weights.h"
+
+namespace deep_moe {
+
+// Byte i is the e4m3 code of the magnitude with e2m1 code i.
+struct Mxfp4Magnitudes {
+    u32 low, high;
+};
+
+constexpr u32 kMxfp4NormalExponent = 3;  // from here on none of them is an e4m3 subnormal
+
+// Of exponents from kMxfp4NormalExponent on. A binade more adds 8 to a code, but not to that of zero; the constants are
+// the codes of 0, 0.5, 1, 1.5 and of 2, 3, 4, 6 for an exponent of zero, had e4m3 normal numbers that small.
+DM_HOST_DEVICE constexpr Mxfp4Magnitudes mxfp4_normal_magnitudes(u32 exponent) {
+    constexpr u32 kLow = (0u << 0) - (16u << 8) - (8u << 16) - (4u << 24);
+    constexpr u32 kHigh = (0u << 0) + (4u << 8) + (8u << 16) + (12u << 24);
+    return {exponent * 0x08080800u + kLow, exponent * 0x08080808u + kHigh};
+}
+
+DM_HOST_DEVICE constexpr Mxfp4Magnitudes mxfp4_magnitudes(u32 exponent) {
+    if (exponent == 0) return {0x03020100, 0x0c080604};
+    if (exponent == 1) return {0x06040200, 0x14100c08};
+    if (exponent == 2) return {0x0c080400, 0x1c181410};
+    return mxfp4_normal_magnitudes(exponent);
+}
+
+// Whether all four exponents of a word are normal. A byte is at most kMxfp4MaxExponent: no carry.
+DM_HOST_DEVICE constexpr bool mxfp4_all_normal(u32 exponents) {
+    constexpr u32 kToBit7 = 0x01010101 * (0x80 - kMxfp4NormalExponent);
+    return (exponents + kToBit7 & 0x80808080) == 0x80808080;
+}
+
+// A thread's part of a piece (layout/weights.h).
+struct Mxfp4Codes {
+    Vec16 row[2];   // a word for every wgmma
+    u32 exponents;  // [row][half of the K block]
+};
+
+// a[i]: the fragment of the block's i-th wgmma (hw::wgmma_m64k32_e4m3).
+DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, u32 (&a)[4][4]) {
+    Mxfp4Magnitudes of[4];  // as the exponents
+    DM_UNROLL
+    for (u32 i = 0; i < 4; ++i) of[i] = mxfp4_normal_magnitudes(hw::byte_permute(codes.exponents, 0, 0x4440 + i));
+    if (!mxfp4_all_normal(codes.exponents))
+        DM_UNROLL
+        for (u32 i = 0; i < 4; ++i) of[i] = mxfp4_magnitudes(hw::byte_permute(codes.exponents, 0, 0x4440 + i));
+    DM_UNROLL
+    for (u32 i = 0; i < 4; ++i)
+        DM_UNROLL
+        for (u32 v = 0; v < 2; ++v) {
+            const auto [low, high] = of[v * 2 + i / 2];
+            const u32 word = codes.row[v].w[i], selector = word & 0x77777777;
+            a[i][v] = hw::byte_permute(low, high, selector) | (word & 0x80808080);
+            a[i][2 + v] = hw::byte_permute(low, high, selector >> 16) | (word << 4 & 0x80808080);
+        }
+}
+
+}  // namespace deep_moe
