@@ -43,7 +43,8 @@ Span span_of(const TraceEvent& event, u32 begin_ns) {
 // The warps that have finished, of a copy of the array in host memory.
 std::vector<Warp> warps_of(const MegaMoeConfig& config, u64 address, u64 bytes) {
     const u64 slice_bytes = trace_slice_bytes(config);
-    if (config.trace_events == 0 || bytes % (kTraceWarps * slice_bytes) != 0)
+    const u32 cta_warps = trace_warps(config);
+    if (config.trace_events == 0 || bytes % (cta_warps * slice_bytes) != 0)
         throw std::invalid_argument("the array is not a trace of this configuration");
     const u8* base = reinterpret_cast<const u8*>(address);
     std::vector<Warp> warps;
@@ -52,7 +53,7 @@ std::vector<Warp> warps_of(const MegaMoeConfig& config, u64 address, u64 bytes) 
         std::memcpy(&header, base + i * slice_bytes, sizeof(header));
         if (header.end_ns == 0) continue;
         const u32 kept = min_of(header.recorded, config.trace_events);
-        Warp warp{u32(i / kTraceWarps),   u32(i % kTraceWarps),
+        Warp warp{u32(i / cta_warps),     u32(i % cta_warps),
                   header.bound_class,     header.begin_ns,
                   header.end_ns,          header.end_clock - header.begin_clock,
                   header.recorded - kept, {}};
@@ -74,9 +75,9 @@ std::string warp_name(u32 slot) {
     return "math " + std::to_string(slot - kNumDispatchWarps);
 }
 
-std::vector<std::string> warp_names() {
+std::vector<std::string> warp_names(const MegaMoeConfig& config) {
     std::vector<std::string> names;
-    for (u32 slot = 0; slot < kTraceWarps; ++slot) names.push_back(warp_name(slot));
+    for (u32 slot = 0; slot < trace_warps(config); ++slot) names.push_back(warp_name(slot));
     return names;
 }
 
@@ -116,7 +117,7 @@ void bind_trace(py::module_& m) {
     m.def("trace_bytes", &trace_bytes, py::arg("config"), py::arg("num_sms"), "Size of the trace array of a launch.");
     m.def("trace_warps", &warps_of, py::arg("config"), py::arg("address"), py::arg("num_bytes"),
           "[TraceWarp] of a copy of the trace array in host memory; those that have not finished are left out.");
-    m.def("trace_warp_names", &warp_names, "The traced warps of a CTA, in order.");
+    m.def("trace_warp_names", &warp_names, py::arg("config"), "The traced warps of a CTA, in order.");
 }
 
 }  // namespace deep_moe

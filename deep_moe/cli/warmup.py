@@ -58,11 +58,9 @@ def list_models(presets: Presets) -> None:
     width = 2 + max(map(len, [*(preset.name for preset in presets.models), *presets.refused]))
     print(f"{'model':<{width}}{'mma type':<11}{'hidden':>6}{'inter':>8}{'experts':>9}{'top-k':>7}  notes")
     for preset in presets.models:
-        shape = preset.arguments
-        print(
-            f"{preset.name:<{width}}{shape.get('mma_type', 'fp8xfp8'):<11}{shape['hidden']:>6}"
-            f"{shape['intermediate']:>8}{shape['num_experts']:>9}{shape['num_topk']:>7}  {'; '.join(_notes(preset))}".rstrip()
-        )
+        shape, notes = preset.arguments, "; ".join(_notes(preset))
+        sizes = f"{shape['hidden']:>6}{shape['intermediate']:>8}{shape['num_experts']:>9}{shape['num_topk']:>7}"
+        print(f"{preset.name:<{width}}{shape.get('mma_type', 'fp8xfp8'):<11}{sizes}  {notes}".rstrip())
     print("\nnot supported:")
     for name, reason in presets.refused.items():
         print(f"{name:<{width}}{reason}")

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Sequence
 
-from .. import _C
 from .record import Span, Trace
 
 
@@ -27,7 +26,7 @@ def write_chrome_trace(path: str | os.PathLike, traces: Sequence[Trace]) -> None
 
 def _events(trace: Trace, offset_ns: int):
     """The events of one rank as dictionaries."""
-    roles = _C.trace_warp_names()
+    roles = trace.roles
     yield _name("process_name", trace.rank, 0, f"rank {trace.rank}")
     for warp in trace.warps:
         thread = warp.cta * len(roles) + roles.index(warp.role) + 1

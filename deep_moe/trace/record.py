@@ -36,7 +36,7 @@ class Warp:
     """The spans of one warp, in order, without gaps or overlaps."""
 
     cta: int
-    role: str  # of _C.trace_warp_names()
+    role: str  # of Trace.roles
     spans: list[Span]
     dropped: int  # spans for which there was no room
 
@@ -55,6 +55,7 @@ class Trace:
     lag_blocks: int
     unit_blocks: int
     k_blocks: tuple[int, int]  # of an L1 and an L2 tile
+    roles: tuple[str, ...]  # of a CTA's traced warps
     start_ns: int  # on the GPU's timer
     clock_ghz: float  # mean over the launch and its SMs
     warps: list[Warp]
@@ -100,7 +101,7 @@ def trace_of(rank: int, configs: "Sequence[_C.Config]", array: Tensor, expert_ro
     clock_ghz = sum(warp.clocks for warp in raw) / sum(warp.end_ns - warp.begin_ns for warp in raw)
     start = min(warp.begin_ns for warp in raw)
     experts = _experts_of_blocks(expert_rows, config.block_m)
-    names = _C.trace_warp_names()
+    names = tuple(_C.trace_warp_names(config))
     warps = [
         Warp(
             warp.cta,
@@ -116,6 +117,7 @@ def trace_of(rank: int, configs: "Sequence[_C.Config]", array: Tensor, expert_ro
         lag_blocks=config.lag_blocks,
         unit_blocks=config.unit_blocks,
         k_blocks=(config.l1_k_blocks, config.l2_k_blocks),
+        roles=names,
         start_ns=start,
         clock_ghz=clock_ghz,
         warps=warps,

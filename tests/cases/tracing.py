@@ -77,7 +77,7 @@ def test_a_lone_rank_tells_the_experts_of_its_blocks(worlds):
 
 def test_spans_follow_each_other(traced):
     for one in traced_call(traced, traced.inputs(COUNTS)):
-        assert {warp.cta for warp in one.warps} == {0, 1} and len(one.warps) == 2 * len(_C.trace_warp_names())
+        assert {warp.cta for warp in one.warps} == {0, 1} and len(one.warps) == 2 * len(one.roles)
         for warp in one.warps:
             role = warp.role.rstrip(" 0123456789")
             assert warp.spans and {span.kind for span in warp.spans} <= KINDS[role], warp.role
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_counted(traced):
     assert small.dropped == 0
     dropped = {warp.role: warp.dropped for warp in large.warps if warp.cta == 0}
     assert dropped["dispatch 0"] > 0 and dropped["dispatch 1"] > 0 and "SPANS DROPPED" in trace.summary(large)
-    assert len(large.warps) == 2 * len(_C.trace_warp_names())
+    assert len(large.warps) == 2 * len(large.roles)
     for warp in large.warps:
         assert len(warp.spans) == room if warp.dropped else 0 < len(warp.spans) <= room
     assert sum(w.dropped + len(w.spans) for w in large.warps if w.role.startswith("dispatch")) >= 64 * 4 * 4

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 from deep_moe.jit import build
 from deep_moe.jit.compilers import Compiled
@@ -18,9 +17,7 @@ PTXAS_LOG = (
 
 
 class FakeConfig:
-    """Stands for a `_C.Config`: all that the JIT asks of it is its literal and its mma_type."""
-
-    mma_type = SimpleNamespace(name="Fp8xFp8")
+    """Stands for a `_C.Config`: all that the JIT asks of it is its literal."""
 
     def __init__(self, hidden: int = 512) -> None:
         self.hidden = hidden

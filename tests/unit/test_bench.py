@@ -394,3 +394,232 @@ def test_a_peer_may_be_missing_in_some_points_of_a_plot():
     rows[0]["peers"] = {"few": {"us": 4.0}}
     points = bench_module("plot").points_of(rows)
     assert points == {"deep_moe": [(1, 2.0, 0.5), (64, 2.0, 0.5)], "few": [(1, 4.0, 0.25)]}
+
+
+class Half:
+    """A peer that runs a part of the layer, not too well."""
+
+    max_tokens, part = 8, "the first half"
+
+    def stage(self, staged):
+        pass
+
+    def call(self, y):
+        pass
+
+    def part_error(self):
+        return 0.07
+
+
+def test_a_peer_that_runs_a_part_checks_itself(mega, bench):
+    """What it leaves in y is not looked at."""
+    bench.peers["half"] = Half()
+    row = bench.row(8)
+    few, half = row["peers"].values()
+    assert half == {"us": 14.0, "ratio": 10 / 14, "part": "the first half", "part_error": 0.07}
+    assert "part" not in few and few["error_to_float64"] < 0.05
+    assert mega.line(row).endswith("| half, the first half, 14.0 us, ratio 0.71, to f64 7.0e-02 (!)")
+
+
+@pytest.mark.parametrize("name", ["sgl", "chain", "humming", "humming-128"])
+def test_peers_refuse_weights_of_another_type(shapes, name):
+    """Before they are imported."""
+    peers = bench_module("peers")
+    runs = peers.PEERS[name].mma_type
+    other = {"fp8xfp8": "fp8xmxfp4", "fp8xmxfp4": "fp8xfp8"}[runs]
+    with pytest.raises(peers.Unsupported, match=f"it runs {runs}, not {other}"):
+        peers.load(name)(shapes.shape_of("flash", None, other), OneRank(), None, 64)
+
+
+def test_missing_peers_are_named(monkeypatch, shapes):
+    peers = bench_module("peers")
+    with pytest.raises(SystemExit, match="unknown peer 'nope'; known: sgl, chain, humming, humming-128"):
+        peers.load("nope")
+    monkeypatch.setitem(sys.modules, "deep_gemm", None)
+    monkeypatch.delitem(sys.modules, "peers.sgl", raising=False)
+    with pytest.raises(SystemExit, match="peer sgl cannot be imported: .*deep_gemm"):
+        peers.load("sgl")(shapes.SHAPES["flash"], OneRank(), None, 64)
+
+
+class FakeHumming:
+    """In place of humming-kernels: grouped GEMMs in plain torch, with the checks of its launcher.
+
+    `swapped`: the first two experts that a launch has rows of get each other's weights; `skipped`: its last row is
+    left out. `tiles` are the row counts that kernels were prepared for.
+    """
+
+    def __init__(self):
+        self.swapped = self.skipped = False
+        self.tiles = []
+
+    class HummingLayer:
+        def __init__(self, shape_n, shape_k, num_experts, weight_config, input_config, torch_dtype):
+            assert (weight_config, torch_dtype) == ({"quant_method": "mxfp4"}, torch.bfloat16)
+            assert input_config["dtype"] == "float8e4m3"
+            self.shape, self.group = (num_experts, shape_n, shape_k), input_config["group_size"]
+            self.locks = torch.zeros(2048, dtype=torch.int32)
+
+        def load_from_tensors(self, tensors):
+            (experts, n, k), self.tensors = self.shape, tensors
+            assert tensors["weight"].shape == (experts, n, k // 2)
+            assert tensors["weight_scale"].shape == (experts, n, k // 32)
+            assert {tensor.dtype for tensor in tensors.values()} == {torch.uint8}
+
+        def transform(self):
+            self.weight, self.weight_scale = self.tensors["weight"], self.tensors["weight_scale"]
+            self.weight_scale_2 = torch.ones(self.shape[0])
+            self.humming_config = SimpleNamespace(to_str=lambda: str(self.group))
+
+    def get_heuristics_config(self, config, shape_m, gemm_type, use_m_major_input_scale, device):
+        assert gemm_type == "grouped_contiguous"
+        return {"rows": shape_m, "m_major": use_m_major_input_scale}
+
+    def prepare_kernels(self, config, options, tile, device):
+        assert options["use_m_major_input_scale"] == tile["m_major"] == (config != "0")
+        self.tiles.append(tile["rows"])
+        return int(config), tile
+
+    def launch_kernel(
+        self, configs, inputs, weight, weight_scale, weight_scale_2, input_scale, outputs, expert_layout, locks
+    ):
+        group, tile = configs
+        (rows, k), experts = inputs.shape, weight.shape[0]
+        groups = k // group if group else 1
+        assert tile["rows"] == rows == outputs.shape[0] and weight_scale_2.shape == (experts,)
+        assert input_scale.shape == ((groups, -(-rows // 4) * 4) if tile["m_major"] else (rows, groups))
+        assert input_scale.is_contiguous() and inputs.is_contiguous() and outputs.is_contiguous()
+        assert expert_layout.dtype is torch.int32 and expert_layout.shape == (experts + 1,)
+        scales = input_scale.T[:rows] if tile["m_major"] else input_scale
+        values = inputs.float() * scales.repeat_interleave(k // groups, 1)
+        starts = expert_layout.tolist()
+        used = [expert for expert in range(experts) if starts[expert] < starts[expert + 1]]
+        for position, expert in enumerate(used):
+            own = slice(starts[expert], starts[expert + 1] - (self.skipped and expert == used[-1]))
+            at = used[1 - position] if self.swapped and position < 2 else expert
+            outputs[own] = (values[own] @ reference.dequantize_mxfp4(weight[at], weight_scale[at]).T).bfloat16()
+
+
+@pytest.fixture
+def humming(monkeypatch):
+    """(bench/peers/humming.py, the fake package below it)."""
+    fake = FakeHumming()
+    ops = SimpleNamespace(launch_kernel=fake.launch_kernel)
+    nvrtc = SimpleNamespace(get_nvrtc_library_path=lambda: "/opt/nvrtc/libnvrtc.so.13")
+    modules = {
+        "humming": SimpleNamespace(__version__="0.1.19", ops=ops),
+        "humming.kernel": SimpleNamespace(),
+        "humming.kernel.humming": SimpleNamespace(HummingKernel=fake),
+        "humming.layer": SimpleNamespace(HummingLayer=fake.HummingLayer),
+        "humming.tune": SimpleNamespace(get_heuristics_config=fake.get_heuristics_config),
+        "humming.utils": SimpleNamespace(),
+        "humming.utils.nvrtc": nvrtc,
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "peers.humming", raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lib::/opt/nvrtc/")
+    monkeypatch.setenv("HUMMING_DISABLE_PARALLEL_BUILD", "1")
+    yield bench_module("peers.humming"), fake
+    sys.modules.pop("peers.humming")
+
+
+MXFP4_SHAPE = dict(hidden=256, intermediate=128, topk=2, experts_per_rank=4, mma_type="fp8xmxfp4")
+
+
+def mxfp4_layer(shapes, tokens: int, pattern: str = "random", **options):
+    """(shape, weights, staged tokens) of a small MXFP4 layer."""
+    shape = shapes.Shape("tiny", **MXFP4_SHAPE | options)
+    problem, generator = shape.problem(1, 64), testing.generator_of(3)
+    ids = getattr(testing.Routing.of(problem, 1), pattern)(0, tokens, generator)
+    x = testing.random_activations(problem, tokens)
+    staged = reference.stage(x, ids, torch.rand(tokens, 2, generator=generator), 4)
+    return shape, testing.random_weights(problem, seed=1), staged
+
+
+@pytest.mark.parametrize("name", ["Peer", "PeerPer128"])
+@pytest.mark.parametrize("tokens, pattern, clamp", [(1, "random", None), (37, "random", 0.5), (30, "with_holes", None)])
+def test_humming_multiplies_the_rows_of_the_layer(shapes, humming, name, tokens, pattern, clamp):
+    """Its L2 rows, added up by token, are the layer but for the requantisation; the call itself writes no y."""
+    module, fake = humming
+    shape, weights, staged = mxfp4_layer(shapes, tokens, pattern, activation_clamp=clamp)
+    peer = getattr(module, name)(shape, OneRank(), weights, 64)
+    peer.stage(staged)
+    pairs = [pair for pair in staged.topk_idx.flatten().argsort(stable=True) if staged.topk_idx.flatten()[pair] >= 0]
+    for gemm in (peer.l1, peer.l2):
+        testing.poison(gemm.y)
+    y = testing.poison(torch.empty(tokens, 256, dtype=torch.bfloat16))
+    peer.call(y)
+    assert testing.is_poison(y).all() and fake.tiles == [len(pairs)] * 2
+    assert 0 < peer.part_error() < 5e-3
+    total = torch.zeros(tokens, 256, dtype=torch.float64).index_add_(0, torch.stack(pairs) // 2, peer.l2.y.double())
+    exact = reference.exact_layer(staged, weights.gate_up, weights.down, reference.Activation(clamp=clamp))
+    assert testing.error_of(total, exact).frobenius < 0.05
+
+
+@pytest.mark.parametrize("name", ["Peer", "PeerPer128"])
+def test_humming_quantises_as_its_kernels_read(shapes, humming, name):
+    """One scale a row, or those of `reference.quantize_rows`."""
+    module, _ = humming
+    shape, weights, staged = mxfp4_layer(shapes, 5)
+    peer = getattr(module, name)(shape, OneRank(), weights, 64)
+    assert peer.version.startswith("humming-kernels 0.1.19: GEMMs alone, a scale per token")
+    values = torch.randn(5, 256) * torch.logspace(-20, 3, 5)[:, None]
+    values[1] = 0
+    rows = module.Rows.of(values, peer.group)
+    assert rows.codes.dtype is torch.float8_e4m3fn and rows.scales.dtype is torch.float32
+    if peer.group:
+        codes, scales = reference.quantize_rows(values)
+        assert torch.equal(rows.scales, scales) and testing.error_of(rows.codes.float(), codes.float()).frobenius < 1e-2
+    else:
+        assert rows.scales.shape == (5, 1) and (rows.codes.float().abs().amax(1)[2:] == 448).all()
+    assert testing.error_of(rows.double()[2:], values[2:]).worst_row < 0.05
+    taken = rows.take(torch.tensor([4, 2]))
+    assert torch.equal(taken.double(), rows.double()[[4, 2]])
+
+
+@pytest.mark.parametrize("fault", ["swapped", "skipped"])
+@pytest.mark.parametrize("gemm", ["l1", "l2"])
+def test_humming_notices_a_wrong_gemm(shapes, humming, fault, gemm):
+    module, fake = humming
+    shape, weights, staged = mxfp4_layer(shapes, 20)
+    peer = module.PeerPer128(shape, OneRank(), weights, 64)
+    peer.stage(staged)
+    peer.call(None)
+    assert peer.part_error() < 5e-3
+    setattr(fake, fault, True)
+    testing.poison(getattr(peer, gemm).y)
+    getattr(peer, gemm).launch()
+    assert peer.part_error() > 0.05
+
+
+def test_humming_prepares_once_for_the_same_tokens(shapes, humming):
+    """The timer stages before every sample."""
+    module, fake = humming
+    shape, weights, staged = mxfp4_layer(shapes, 6)
+    peer = module.Peer(shape, OneRank(), weights, 64)
+    for _ in range(2):
+        peer.stage(staged)
+    assert fake.tiles == [12, 12]
+    peer.stage(mxfp4_layer(shapes, 3)[2])
+    assert fake.tiles == [12, 12, 6, 6] and len(peer.l2.y) == 6
+    peer.close()
+
+
+def test_humming_says_what_it_does_not_run(monkeypatch, shapes, humming):
+    module, _ = humming
+    peers, shape = bench_module("peers"), shapes.Shape("tiny", **MXFP4_SHAPE)
+    with pytest.raises(peers.Unsupported, match="one rank, and there are 2"):
+        module.Peer(shape, SimpleNamespace(size=2), None, 64)
+    with pytest.raises(peers.Unsupported, match="hidden 192.*multiples of 128"):
+        module.Peer(shapes.Shape("odd", **MXFP4_SHAPE | {"hidden": 192}), OneRank(), None, 64)
+    for path in ("", "/usr/lib"):
+        monkeypatch.setenv("LD_LIBRARY_PATH", path)
+        with pytest.raises(SystemExit, match="export LD_LIBRARY_PATH=/opt/nvrtc"):
+            module.Peer(shape, OneRank(), None, 64)
+
+    def missing():
+        raise RuntimeError("No suitable CUDA 13 environment found")
+
+    monkeypatch.setattr(module, "get_nvrtc_library_path", missing)
+    with pytest.raises(SystemExit, match="finds no NVRTC.*No suitable CUDA 13"):
+        module.Peer(shape, OneRank(), None, 64)

@@ -1,5 +1,6 @@
 """The command line without a GPU."""
 
+import dataclasses
 import io
 import json
 import os
@@ -22,7 +23,7 @@ def empty_cache(tmp_path, monkeypatch):
 def test_presets_are_problems_that_fit_one_and_eight_ranks():
     loaded = presets.load_presets()
     names = [preset.name for preset in loaded.models]
-    assert len(names) == 14 and len(set(names)) == 14 and not set(names) & set(loaded.refused)
+    assert len(names) == 18 and len(set(names)) == 18 and not set(names) & set(loaded.refused)
     for preset in loaded.models:
         for ranks in (1, 8):
             assert preset.problem(8192).configs(ranks)
@@ -43,25 +44,47 @@ def test_preset_shapes(name, shape):
     assert (p.hidden, p.intermediate, p.num_experts, p.num_topk, p.activation_clamp) == shape
 
 
+@pytest.mark.parametrize("name, experts", [("gpt-oss-20b", 32), ("gpt-oss-120b", 128)])
+def test_gpt_oss_brings_its_activation_and_its_biases(name, experts):
+    p = presets.load_presets().find(name).problem(64)
+    assert (p.hidden, p.intermediate, p.num_experts, p.num_topk) == (2880, 2880, experts, 4)
+    assert (p.mma_type, p.bias) == ("fp8xmxfp4", True)
+    assert (p.activation, p.activation_clamp, p.activation_alpha) == ("swigluoai", 7.0, 1.702)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "deepseek-v4-pro"])
+def test_two_presets_of_a_model_differ_in_the_weights_only(name):
+    loaded = presets.load_presets()
+    fp8, mxfp4 = loaded.find(name).problem(64), loaded.find(f"{name}-mxfp4").problem(64)
+    assert (fp8.mma_type, mxfp4.mma_type) == ("fp8xfp8", "fp8xmxfp4")
+    assert dataclasses.replace(mxfp4, mma_type="fp8xfp8") == fp8
+
+
 def test_models_that_cannot_run_say_why():
     loaded = presets.load_presets()
-    with pytest.raises(ValueError, match="gpt-oss-120b is not supported: it needs MXFP4 weights"):
-        loaded.find("gpt-oss-120b")
+    with pytest.raises(ValueError, match="minimax-m3 is not supported: it needs MXFP8 weights"):
+        loaded.find("minimax-m3")
+    with pytest.raises(ValueError, match="kimi-k3 is not supported: its activation is SiTU-GLU"):
+        loaded.find("kimi-k3")
     with pytest.raises(ValueError, match="model is 'gpt-2'; allowed: deepseek-v3, "):
         loaded.find("gpt-2")
 
 
 def test_warmup_list(capsys):
     assert cli.main(["warmup", "--list"]) == 0
-    text = capsys.readouterr().out
-    assert "deepseek-v4-pro" in text and "clamp 10" in text and "it needs MXFP4 weights" in text
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["deepseek-v4-pro-mxfp4"] == "fp8xmxfp4 7168 3072 384 6 clamp 10".split()
+    assert rows["deepseek-v4-pro"][:7] == "fp8xfp8 7168 3072 384 6 clamp 10;".split()
+    assert rows["gpt-oss-20b"] == "fp8xmxfp4 2880 2880 32 4 swigluoai; biases".split()
+    assert rows["minimax-m3"] == "it needs MXFP8 weights".split()
 
 
-def test_warmup_requests_are_distinct():
+@pytest.mark.parametrize("names", [["deepseek-v3", "deepseek-r1"], ["gpt-oss-20b"]])
+def test_warmup_requests_are_distinct(names):
     loaded = presets.load_presets()
-    requests = warmup.model_requests(loaded, ["deepseek-v3", "deepseek-r1"], [8, 1, 8], "sm_90a", 8192)
+    requests = warmup.model_requests(loaded, names, [8, 1, 8], "sm_90a", 8192)
     texts = [request.render() for request in requests]
-    configs = sum(len(loaded.find("deepseek-v3").problem(8192).configs(ranks)) for ranks in (1, 8))
+    configs = sum(len(loaded.find(names[0]).problem(8192).configs(ranks)) for ranks in (1, 8))
     assert len(set(texts)) == len(texts) == configs + 2  # and a stage kernel each
 
 

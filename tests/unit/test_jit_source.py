@@ -74,13 +74,25 @@ def test_an_arch_without_kernels_says_so():
         KernelRequest(FakeConfig(), "mega", "sm_100a").render()
 
 
-def test_an_mma_type_without_kernels_says_so():
-    config = _C.Config(mma_type=_C.MmaType.Fp8xMxfp4)
-    with pytest.raises(
-        JitError, match="no mega kernel for mma_type 'fp8xmxfp4' on sm_90a yet; .* has it for 'fp8xfp8'"
-    ):
-        KernelRequest(config, "mega", "sm_90a").render()
-    assert ".mma_type = deep_moe::MmaType::Fp8xMxfp4" in KernelRequest(config, "stage", "sm_90a").render()
+@pytest.mark.parametrize("arch", ["sm_90a", "emulator"])
+@pytest.mark.parametrize("kind", ["mega", "stage"])
+def test_mma_types_have_kernels_of_their_own(kind, arch):
+    """From the same header. `stage` too, as it puts activations where the math warps expect them."""
+    fp8, mxfp4 = _C.Config(mma_type=_C.MmaType.Fp8xFp8), _C.Config(mma_type=_C.MmaType.Fp8xMxfp4)
+    text = KernelRequest(mxfp4, kind, arch).render()
+    assert ".mma_type = deep_moe::MmaType::Fp8xMxfp4" in text
+    assert text.replace("Fp8xMxfp4", "Fp8xFp8") == KernelRequest(fp8, kind, arch).render()
+
+
+@pytest.mark.parametrize(
+    "mma_type, tiles, threads",
+    [(_C.MmaType.Fp8xFp8, (8, 64, 128), 384), (_C.MmaType.Fp8xMxfp4, (8, 16, 24, 32, 64), 640)],
+)
+def test_threads_of_a_kernel(mma_type, tiles, threads):
+    """One warpgroup beside two that multiply, or four that decode as well."""
+    for block_m in tiles:
+        config = _C.Config(mma_type=mma_type, block_m=block_m)
+        assert config.error() is None and config.num_threads == threads
 
 
 def test_the_worlds_do_not_see_each_other(tree, compiler):

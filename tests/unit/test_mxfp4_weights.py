@@ -194,18 +194,38 @@ def test_fp8_and_mxfp4_are_not_mixed_up():
     weights = random_mxfp4(PROBLEM, (115, 126))
     result = transformed(weights)
     of_fp8 = testing.random_weights(fp8)
+    refused(ValueError, ["gate has dtype torch.float8_e4m3fn"], weights=of_fp8)
     refused(ValueError, ["gate has dtype torch.uint8"], problem=fp8, weights=weights)
     refused(ValueError, ["out[0] is l1 in layout mxfp4", "fp8-blocks"], problem=fp8, weights=of_fp8, out=result)
-    buffer = deep_moe.SymmBuffer(None, fp8, "cpu")
-    with pytest.raises(ValueError, match="l1 has mma_type 'fp8xmxfp4', but this buffer needs 'fp8xfp8'"):
-        check_weights("l1", result[0], buffer)
-    buffer.destroy()
+    for given, needed in ((result, fp8), (deep_moe.transform_weights(fp8, of_fp8.gate_up, of_fp8.down), PROBLEM)):
+        buffer = deep_moe.SymmBuffer(None, needed, "cpu")
+        words = f"l1 has mma_type '{given[0].mma_type}', but this buffer needs '{needed.mma_type}'"
+        with pytest.raises(ValueError, match=words):
+            check_weights("l1", given[0], buffer)
+        buffer.destroy()
     assert TransformedWeights("l1", result[0].weight, result[0].scales, fp8).key != result[0].key
 
 
-def test_a_buffer_says_that_there_are_no_kernels():
-    with pytest.raises(deep_moe.JitError, match="no mega kernel for mma_type 'fp8xmxfp4' on emulator yet.*'fp8xfp8'"):
-        deep_moe.SymmBuffer(None, PROBLEM, "cpu")
+def test_a_layer_multiplies_by_what_the_encoding_kept():
+    """The first channels of y come from rounded weights alone; the kernel and the reference round them alike."""
+    weights, rounded = random_mxfp4(PROBLEM, (115, 126)), slice(64)
+    weights.down[1][:, rounded] = 125 - 17
+    with pytest.warns(UserWarning, match="l2: .* were rounded"):
+        l1, l2 = transformed(weights)
+    assert not l1.report.groups and l2.report.largest_error == 1
+    tokens = PROBLEM.max_tokens_per_rank
+    x, topk_idx = testing.random_activations(PROBLEM, tokens), torch.arange(tokens)[:, None] % 2
+    topk_weights = torch.linspace(0.5, 1, tokens)[:, None]
+    y = testing.poison(torch.empty(tokens, PROBLEM.hidden, dtype=torch.bfloat16))
+    buffer = deep_moe.SymmBuffer(None, PROBLEM, "cpu")
+    deep_moe.stage(buffer, x, topk_idx, topk_weights)
+    deep_moe.fp8_mxfp4_mega_moe(y, l1, l2, buffer)
+    buffer.destroy()
+    staged = reference.stage(x, topk_idx, topk_weights, PROBLEM.num_experts)
+    wanted = reference.layer(staged, weights.gate_up, weights.down)
+    for channels in (slice(None), rounded):
+        error = testing.error_of(y[:, channels], wanted[:, channels])
+        assert error.frobenius <= testing.error_bar(PROBLEM, tokens), channels
 
 
 def test_random_weights_are_exact():

@@ -6,10 +6,19 @@ import math
 import pytest
 
 from deep_moe import _C, Problem
-from deep_moe.cli.presets import load_presets
+from deep_moe.cli.presets import Preset, load_presets
 from deep_moe.config.arch import sm90
 
 FLASH = dict(num_experts=256, num_topk=6, hidden=4096, intermediate=2048, max_tokens_per_rank=8192)
+MXFP4 = dict(FLASH, mma_type="fp8xmxfp4")
+MXFP4_TILES = [8, 16, 24, 32, 64]
+PRESETS = load_presets().models
+# As many experts and slots as any published model has.
+WIDE_CHOICE = dict(num_experts=896, num_topk=16, hidden=3584, intermediate=3072, mma_type="fp8xmxfp4")
+
+
+def name_of(preset: Preset) -> str:
+    return preset.name
 
 
 def test_fields_and_defaults():
@@ -55,6 +64,7 @@ def test_configurations_tell_activation_and_bias():
         (dict(hidden=4100), ["hidden is 4100", "multiple of 64", "pad", "4160"]),
         (dict(hidden=0), ["hidden is 0"]),
         (dict(intermediate=2056), ["intermediate is 2056", "multiple of 16", "2064"]),
+        (dict(intermediate=2064, mma_type="fp8xmxfp4"), ["intermediate is 2064", "multiple of 32", "2080"]),
         (dict(max_tokens_per_rank=0), ["max_tokens_per_rank is 0"]),
         (dict(max_tokens_per_rank=None), ["max_tokens_per_rank is None"]),
         (dict(mma_type="fp8xint4"), ["mma_type is 'fp8xint4'", "'fp8xfp8'", "'fp8xmxfp4'"]),
@@ -97,11 +107,11 @@ def test_too_many_rows_for_the_layout():
         problem.configs(8)
 
 
-def fits_64_rows(problem: Problem, ranks: int, tokens: int) -> bool:
-    """Whether an expert receives at most 64 rows unless they are ROWS_MARGIN deviations above their mean."""
+def fits(problem: Problem, ranks: int, tokens: int, most: int = 64) -> bool:
+    """Whether an expert receives at most so many rows unless they are ROWS_MARGIN deviations above their mean."""
     hits = problem.num_topk / problem.num_experts
     rows = tokens * ranks * hits
-    return rows + sm90.ROWS_MARGIN * math.sqrt(rows * (1 - hits)) <= 64
+    return rows + sm90.ROWS_MARGIN * math.sqrt(rows * (1 - hits)) <= most
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
@@ -109,7 +119,7 @@ def test_small_class_ends_where_64_rows_are_enough_for_most_experts(ranks):
     problem = Problem(**FLASH)
     few, small, largest = problem.bound_classes(ranks)
     assert few * problem.num_topk == 12 and largest == problem.max_tokens_per_rank  # of at most 16 pairs
-    assert fits_64_rows(problem, ranks, small) and not fits_64_rows(problem, ranks, small + 1)
+    assert fits(problem, ranks, small) and not fits(problem, ranks, small + 1)
     assert [config.block_m for config in problem.configs(ranks)] == [8, 64, 128]
     assert [config.bound_class for config in problem.configs(ranks)] == [0, 1, 2]
 
@@ -146,6 +156,50 @@ def test_two_classes_just_above_64_rows():
     assert [config.block_m for config in nearly.configs(8)] == [8, 64]
 
 
+def ends_of(problem: Problem, ranks: int) -> tuple[int, ...]:
+    """The most tokens with which most experts fit one tile, for each MXFP4 tile that is followed by a larger one."""
+    tokens = range(1, problem.max_tokens_per_rank + 1)
+    return tuple(sum(fits(problem, ranks, each, tile) for each in tokens) for tile in MXFP4_TILES[:-1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
+def test_mxfp4_classes_end_where_a_tile_holds_most_experts(ranks):
+    problem = Problem(**MXFP4)
+    assert problem.bound_classes(ranks) == (*ends_of(problem, ranks), 8192)
+    configs = problem.configs(ranks)
+    assert [config.block_m for config in configs] == MXFP4_TILES
+    assert [config.bound_class for config in configs] == [0, 1, 2, 3, 4]
+    for config in configs:
+        assert config.mma_type == _C.MmaType.Fp8xMxfp4 and config.swaps_operands and config.num_threads == 640
+        assert (config.lag_blocks, config.unit_blocks, config.ring_rows) == (48, 8, (48 + 3 * 8) * 64)
+
+
+@pytest.mark.parametrize(
+    "most, bounds", [(1, (1,)), (27, (27,)), (28, (27, 28)), (137, (27, 62, 99, 137)), (138, (27, 62, 99, 137, 138))]
+)
+def test_no_more_mxfp4_classes_than_are_needed(most, bounds):
+    """The last class has the smallest tile that is enough for it."""
+    small = Problem(**{**MXFP4, "max_tokens_per_rank": most})
+    assert small.bound_classes(8) == bounds
+    assert [config.block_m for config in small.configs(8)] == MXFP4_TILES[: len(bounds)]
+
+
+def test_mxfp4_tiles_that_one_token_overfills_have_no_class():
+    """Every token of every rank goes to both experts eight times: 16 rows of a token."""
+    crowded = Problem(**{**MXFP4, "num_experts": 2, "num_topk": 16, "max_tokens_per_rank": 100})
+    assert crowded.bound_classes(2) == (1, 2, 100)
+    assert [config.block_m for config in crowded.configs(2)] == [16, 32, 64]
+
+
+def test_the_best_mxfp4_tile_grows_with_the_tokens():
+    problem = Problem(**MXFP4)
+    geometry, bounds = problem.configs(8)[0], problem.bound_classes(8)
+    tiles = [sm90.best_candidate(geometry, tokens).block_m for tokens in range(1, 300)]
+    assert tiles == [MXFP4_TILES[sum(tokens > bound for bound in bounds)] for tokens in range(1, 300)]
+    for block_m in MXFP4_TILES:
+        assert {sm90.best_candidate(geometry, tokens, block_m).block_m for tokens in (1, 100, 8192)} == {block_m}
+
+
 # (hidden, intermediate, top-k, experts of the one rank, block_m) -> µs of whole layers by tokens, one H200, mega.py.
 MEASURED_US = {
     (4096, 2048, 6, 32, 128): {128: 217, 256: 222, 512: 241, 1024: 353, 2048: 595, 4096: 1072, 8192: 2116},
@@ -175,10 +229,12 @@ def test_the_cost_model_explains_what_was_measured(layer, tokens):
     assert sm90.expected_us(config, tokens) == pytest.approx(MEASURED_US[layer][tokens], rel=0.15)
 
 
-@pytest.mark.parametrize("block_m", [8, 64, 128])
-def test_the_cost_model_by_proportion(block_m):
+@pytest.mark.parametrize(
+    "model, block_m", [(FLASH, 8), (FLASH, 64), (FLASH, 128), *((MXFP4, block_m) for block_m in MXFP4_TILES)]
+)
+def test_the_cost_model_by_proportion(model, block_m):
     """More tokens never cost less; ranks that bring their tokens and experts along cost the same."""
-    one = Problem(**{**FLASH, "num_experts": 32}, overrides=dict(block_m=block_m)).configs(1)[0]
+    one = Problem(**{**model, "num_experts": 32}, overrides=dict(block_m=block_m)).configs(1)[0]
     scores = [sm90.expected_us(one, tokens) for tokens in range(0, 9000, 7)]
     assert scores == sorted(scores) and len(set(scores)) == len(scores)
     eight = one.replace(num_ranks=8, num_experts=256)
@@ -186,20 +242,42 @@ def test_the_cost_model_by_proportion(block_m):
         assert sm90.expected_us(eight, tokens) == pytest.approx(sm90.expected_us(one, tokens), rel=0.01)
 
 
-@pytest.mark.parametrize("preset", load_presets().models, ids=lambda preset: preset.name)
+def test_few_tokens_cost_what_reading_the_weights_costs():
+    """17 bits for four MXFP4 weights and 32 for four of FP8, in the same number of blocks."""
+    fp8, mxfp4 = (
+        Problem(**{**model, "num_experts": 32}, overrides=dict(block_m=8)).configs(1)[0] for model in (FLASH, MXFP4)
+    )
+    assert _C.weight_block_bytes(mxfp4.mma_type) * 32 == _C.weight_block_bytes(fp8.mma_type) * 17
+    reading = [sm90.expected_us(config, 16) - sm90.START_US for config in (fp8, mxfp4)]
+    assert reading[1] / reading[0] == pytest.approx(17 / 32, rel=0.1)
+
+
+@pytest.mark.parametrize("preset", [each for each in PRESETS if "mma_type" not in each.arguments], ids=name_of)
 def test_what_the_cost_model_chooses_for_every_preset(preset):
     """As measured: 64-row tiles while most experts receive at most 64 rows. A change here is to be measured again."""
     problem = preset.problem()
     for ranks in (ranks for ranks in range(1, 73) if problem.num_experts % ranks == 0):
         few, small, largest = problem.bound_classes(ranks)
         assert few == max(1, 16 // problem.num_topk) < small
-        assert fits_64_rows(problem, ranks, small) and not fits_64_rows(problem, ranks, small + 1)
+        assert fits(problem, ranks, small) and not fits(problem, ranks, small + 1)
         assert largest == 8192
         fields = [
             (config.block_m, config.lag_blocks, config.unit_blocks, config.ring_rows)
             for config in problem.configs(ranks)
         ]
         assert fields == [(8, 48, 8, 6144), (64, 48, 8, 6144), (128, 24, 8, 6144)], ranks
+
+
+@pytest.mark.parametrize("preset", [each for each in PRESETS if "mma_type" in each.arguments], ids=name_of)
+def test_tiles_of_every_mxfp4_preset(preset):
+    problem = preset.problem()
+    for ranks in (ranks for ranks in range(1, 73) if problem.num_experts % ranks == 0):
+        bounds, configs = problem.bound_classes(ranks), problem.configs(ranks)
+        assert len(bounds) == len(configs) <= len(MXFP4_TILES) and bounds[-1] == 8192
+        for bound, config in zip(bounds[:-1], configs, strict=False):
+            assert fits(problem, ranks, bound, config.block_m) and not fits(problem, ranks, bound + 1, config.block_m)
+        assert {(config.lag_blocks, config.unit_blocks, config.ring_rows) for config in configs} == {(48, 8, 4608)}
+        assert configs[-1].block_m == 64
 
 
 @pytest.mark.parametrize(
@@ -211,7 +289,8 @@ def test_what_the_cost_model_chooses_for_every_preset(preset):
     ],
 )
 def test_bounds_follow_from_the_scores(monkeypatch, table, us, classes):
-    monkeypatch.setitem(getattr(sm90, table), 64, us)
+    times = getattr(sm90, table)
+    monkeypatch.setitem(times if table == "READ_PART" else times[sm90.FP8], 64, us)
     assert Problem(**FLASH).bound_classes(8) == classes
 
 
@@ -224,7 +303,7 @@ def test_classes_depend_on_nothing_local():
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 64, 129, 8192])
-@pytest.mark.parametrize("preset", load_presets().models, ids=lambda preset: preset.name)
+@pytest.mark.parametrize("preset", [*PRESETS, Preset("latent-3584", WIDE_CHOICE)], ids=name_of)
 def test_every_preset_has_valid_configs(preset, tokens):
     problem = preset.problem(tokens)
     for ranks in (ranks for ranks in (1, 2, 4, 8, 16, 64) if problem.num_experts % ranks == 0):
@@ -253,6 +332,14 @@ def test_what_overrides_bring_along():
         assert (config.lag_blocks, config.unit_blocks, config.ring_rows) == (100, 3, 109 * 128)
 
 
+@pytest.mark.parametrize("block_m", MXFP4_TILES)
+def test_an_mxfp4_tile_can_be_forced_for_all_classes(block_m):
+    problem = Problem(**MXFP4, overrides=dict(block_m=block_m))
+    assert problem.bound_classes(2) == Problem(**MXFP4).bound_classes(2)
+    rows = -(-72 * block_m // 128) * 128  # the lag and three units
+    assert [(config.block_m, config.ring_rows) for config in problem.configs(2)] == [(block_m, rows)] * 5
+
+
 @pytest.mark.parametrize("field", ["ring_rows", "block_m", "lag_blocks", "unit_blocks"])
 @pytest.mark.parametrize("value", [0, -1, 1 << 31, 2.0, None])
 def test_wrong_overrides_are_named(field, value):
@@ -260,9 +347,16 @@ def test_wrong_overrides_are_named(field, value):
         Problem(**FLASH, overrides={field: value})
 
 
-def test_overrides_that_make_no_configuration():
+@pytest.mark.parametrize("block_m", [16, 24, 32, 96])
+def test_overrides_that_make_no_configuration(block_m):
     with pytest.raises(ValueError, match="block_m must be 8, 64 or 128"):
-        Problem(**FLASH, overrides=dict(block_m=96)).configs(2)
+        Problem(**FLASH, overrides=dict(block_m=block_m)).configs(2)
+
+
+@pytest.mark.parametrize("block_m", [1, 12, 40, 48, 56, 128])
+def test_overrides_that_make_no_mxfp4_configuration(block_m):
+    with pytest.raises(ValueError, match="block_m must be 8, 16, 24, 32 or 64 with MXFP4 weights"):
+        Problem(**MXFP4, overrides=dict(block_m=block_m)).configs(2)
 
 
 def test_buffer_size_of_the_flash_slice():

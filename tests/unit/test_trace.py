@@ -13,6 +13,7 @@ from deep_moe.trace import TraceArray
 EVENTS = 3
 NOW = 1_790_000_000_123_456_789  # ns: more bits than a float has
 KINDS = _C.TraceKind
+ROLES = ["load A", "load B", "dispatch 0", "dispatch 1", "math 0", "math 1"]
 NO_ARGUMENT = 2**32 - 1
 
 
@@ -28,15 +29,16 @@ class Recording:
     """Writes what the warps of two CTAs would (include/deep_moe/layout/trace.h)."""
 
     def __init__(self, configs):
+        self.warps = len(_C.trace_warp_names(configs[0]))
         self.array = TraceArray(configs, torch.device("cpu"), num_sms=2)
         memory = (ctypes.c_uint8 * self.array.num_bytes).from_address(self.array.address)
         self.slices = memoryview(memory).cast("B")
         self.slice_bytes = 32 + 16 * EVENTS
-        assert self.array.num_bytes == 2 * len(_C.trace_warp_names()) * self.slice_bytes
+        assert self.array.num_bytes == 2 * self.warps * self.slice_bytes
 
     def warp(self, cta, warp, events, start_ns=NOW, ns=1000, start_clock=0, clocks=1000, recorded=None, bound_class=0):
         """events: [(begin, end, argument, kind, phase, stalled clocks)], times in ns since the start of the warp."""
-        at = (cta * len(_C.trace_warp_names()) + warp) * self.slice_bytes
+        at = (cta * self.warps + warp) * self.slice_bytes
         count = len(events) if recorded is None else recorded
         pair = start_clock % 2**32, (start_clock + clocks) % 2**32
         struct.pack_into("<QQIIII", self.slices, at, start_ns, start_ns + ns, *pair, count, bound_class)
@@ -72,7 +74,7 @@ def test_times_since_the_first_warp(recording, start):
         assert (first.name, first.block, first.n_tile, first.stalled) == ("WaitTask", None, None, 0)
         assert (second.begin, second.duration, second.stalled) == (first.end, 90_032, 1000)
         assert (second.name, second.block, second.n_tile) == ("L2 Multiply", 3, 1)
-    assert {warp.role for warp in trace.warps} == set(_C.trace_warp_names())
+    assert {warp.role for warp in trace.warps} == set(trace.roles) == {*ROLES}
 
 
 def test_no_span_is_stalled_for_longer_than_it_lasts(recording):

@@ -64,20 +64,20 @@ struct alignas(16) TraceHeader {
 };
 
 // Both loaders, the dispatch warps, and the first warp of each math warpgroup.
-constexpr u32 kTraceWarps = 2 + kNumDispatchWarps + kMaxMathWarpgroups;
+constexpr u32 trace_warps(const MegaMoeConfig& c) { return 2 + kNumDispatchWarps + c.math_warpgroups(); }
 constexpr u32 kNoTraceSlot = ~0u;
 
 constexpr u32 trace_slot(u32 warp) {
     if (warp < 4) return warp;
     return warp % 4 == 0 ? 3 + warp / 4 : kNoTraceSlot;
 }
-static_assert(trace_slot(4 * kMaxMathWarpgroups) == kTraceWarps - 1);
+static_assert(trace_slot(4 * kFp8MathWarpgroups) == trace_warps(MegaMoeConfig{}) - 1);
 
 constexpr u64 trace_slice_bytes(const MegaMoeConfig& c) {
     return sizeof(TraceHeader) + c.trace_events * u64(sizeof(TraceEvent));
 }
 constexpr u64 trace_bytes(const MegaMoeConfig& c, u32 num_sms) {
-    return c.trace_events == 0 ? 0 : num_sms * u64(kTraceWarps) * trace_slice_bytes(c);
+    return c.trace_events == 0 ? 0 : num_sms * u64(trace_warps(c)) * trace_slice_bytes(c);
 }
 
 }  // namespace deep_moe

@@ -67,7 +67,7 @@ private:
     DM_DEVICE static u32 slot() { return trace_slot(hw::thread_idx() / kWarpSize); }
     DM_DEVICE static bool records() { return hw::lane_idx() == 0 && slot() != kNoTraceSlot; }
     DM_DEVICE TraceHeader* header() const {
-        const u64 slice = hw::block_idx() * u64(kTraceWarps) + slot();
+        const u64 slice = hw::block_idx() * u64(trace_warps(kConfig)) + slot();
         return reinterpret_cast<TraceHeader*>(params_.trace + slice * trace_slice_bytes(kConfig));
     }
 
