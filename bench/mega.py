@@ -214,13 +214,15 @@ class Bench:
         }
 
     def report_peers(self, times: dict, truth: Truth, outputs: dict[str, torch.Tensor]) -> dict[str, dict]:
-        """The same of the peers, by what they wrote to `outputs`."""
+        """The same of the peers, by what they wrote to `outputs`; one that runs a part of the layer checks itself."""
+
+        def checked(peer, y: torch.Tensor) -> dict:
+            if hasattr(peer, "part"):
+                return {"part": peer.part, **self.ranks.largest({"part_error": peer.part_error()})}
+            return {"error_to_float64": self.ranks.largest(truth.errors(y))["error_to_float64"]}
+
         return {
-            name: {
-                "us": times[name],
-                "ratio": times["us"] / times[name],
-                "error_to_float64": self.ranks.largest(truth.errors(y))["error_to_float64"],
-            }
+            name: {"us": times[name], "ratio": times["us"] / times[name], **checked(self.peers[name], y)}
             for name, y in outputs.items()
         }
 
@@ -246,8 +248,10 @@ def line(row: dict) -> str:
         f"{row['of_floor']:5.2f} {row['error']:8.1e} {row['error_to_float64']:8.1e}"
     )
     for name, peer in row["peers"].items():
-        far = "" if peer["error_to_float64"] < PEER_ERROR_BAR else " (!)"
-        text += f" | {name} {peer['us']:.1f} us, ratio {peer['ratio']:.2f}, to f64 {peer['error_to_float64']:.1e}{far}"
+        error = peer["part_error" if "part" in peer else "error_to_float64"]
+        far = "" if error < PEER_ERROR_BAR else " (!)"
+        part = f", {peer['part']}," if "part" in peer else ""
+        text += f" | {name}{part} {peer['us']:.1f} us, ratio {peer['ratio']:.2f}, to f64 {error:.1e}{far}"
     return text
 
 
