@@ -38,12 +38,12 @@ FEW_PAIRS = 16
 RING_UNITS = 3
 RING_ALIGNMENT = 128  # rows; every block_m divides it
 
-# Measured on one H200, FP8 promoted every 128 of K, times in µs.
+# Measured on one H200, promoted every 128 of K, times in µs.
 NUM_SMS = 132
 EMPTY_US = 8.4  # a launch without tokens
 START_US = 20.0  # with tokens: until all SMs multiply
-# One K block of a tile, by block_m, when the tensor cores are the limit.
-K_BLOCK_US = {FP8: {8: 0.33, 64: 0.62, 128: 0.80}, MXFP4: {8: 0.46, 16: 0.52, 24: 0.58, 32: 0.63, 64: 0.88}}
+# One K block of a tile, by block_m, when the tensor cores, or with MXFP4 instructions, are the limit.
+K_BLOCK_US = {FP8: {8: 0.33, 64: 0.62, 128: 0.80}, MXFP4: {8: 0.42, 16: 0.47, 24: 0.53, 32: 0.57, 64: 0.80}}
 HALF_TILE = 64  # rows; a last block that is not larger costs half in a 128-row kernel:
 HALF_K_BLOCK_US = 0.52
 TILE_US = 1.0  # what a tile costs besides its K blocks
@@ -55,7 +55,8 @@ COMBINE_GBS = 3900.0
 # A class of bounds ends so many standard deviations of an expert's rows below a whole number of smallest tiles.
 # Measured: 64- and 128-row tiles take the same time at 320 tokens of H 4096, I 2048, top-6 on 32 experts (60 rows
 # expected), 210 of H 7168, I 2048, top-8 on 32 (52) and 430 of H 7168, I 3072, top-6 on 48 (54); at 64 rows, 128-row
-# tiles are 1 to 7 % faster.
+# tiles are 1 to 7 % faster. MXFP4: each class is the fastest of the five on both sides of its bounds, but for 1 % at 32
+# tokens and 4 % at 160 of H 4096.
 ROWS_MARGIN = 1.25
 NOISE = 0.02  # scores that are closer than this tell nothing
 SPREAD = NormalDist().quantiles(n=16)  # rows of an expert: so many standard deviations around their mean
