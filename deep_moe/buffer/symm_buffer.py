@@ -127,7 +127,8 @@ class SymmBuffer:
 
     @property
     def x(self) -> Tensor:
-        """e4m3 [max_tokens, H]: staged activations."""
+        """e4m3 [max_tokens, H]: staged activations. With MXFP4 weights not in the order of channels: of every 64 the
+        eights 0, 4, 1, 5, 2, 6, 3, 7 follow each other (include/deep_moe/layout/weights.h)."""
         return self.field("x").squeeze(2)
 
     @property

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import deep_moe
-from deep_moe import testing
+from deep_moe import reference, testing
 from deep_moe.ops import OPS
 
 
@@ -181,12 +181,12 @@ def test_weights_round_trip(worlds):
     def body(rank):
         own = world.weights.of_rank(rank.group.rank(), rank.group.size())
         l1, l2 = deep_moe.transform_weights(rank.problem, own.fused_gate_up(), own.down)
-        from deep_moe.reference import dequantize_blocks, split_gate_up
-
-        for ours, given in ((rank.l1, own.gate_up), (l1, split_gate_up(own.fused_gate_up()))):
-            natural = torch.cat([dequantize_blocks(*part) for part in given], 1)
-            assert torch.equal(ours.dequantize().float(), natural)
-        assert torch.equal(l2.dequantize().float(), dequantize_blocks(*own.down))
+        fp8 = rank.problem.mma_type == "fp8xfp8"
+        dequantise = reference.dequantize_blocks if fp8 else reference.dequantize_mxfp4
+        natural = torch.cat([dequantise(*part) for part in own.gate_up], 1)
+        for ours in (rank.l1, l1):
+            assert torch.equal(ours.dequantize().float(), natural.float())
+        assert torch.equal(l2.dequantize().float(), dequantise(*own.down).float())
 
     world.run(body)
 

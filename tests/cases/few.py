@@ -77,7 +77,7 @@ def test_tile_heights_in_turns_on_one_buffer(worlds, name, seed):
     world = worlds(name)
     heights = [8, 8, 64, 8, 128, 8, 64, 64, 8, 128, 64, 128, 128, 8, 8]
     bounds = [world.bound_of(block_m) for block_m in heights]
-    counts = [16 if block_m == 8 else 40 + i for i, block_m in enumerate(heights)]
+    counts = [min(bounds[i], 16 if block_m == 8 else 40 + i) for i, block_m in enumerate(heights)]
     routing = world.routing
     patterns = [routing.to_expert(1), routing.random, routing.to_expert(0)]
     layers = [world.inputs([count] * world.num_ranks, patterns[i % 3], seed=i) for i, count in enumerate(counts)]

@@ -31,16 +31,17 @@ def test_instructions_and_copies_of_a_launch(worlds, name, bound):
 
     for rank, counts in enumerate(world.run(body)):
         blocks = blocks_of(rows[rank], config.block_m)
-        swapped = config.block_m == 8
-        # L2 tiles with swapped operands are 64 weight rows wide, and a stage holds 4 K blocks of them.
-        l2_rows, stage_blocks = (64, 4) if swapped else (256, 1)
+        mxfp4, few = problem.mma_type == "fp8xmxfp4", config.block_m == 8
+        # L2 tiles of 8 rows are 64 FP8 weight rows wide, and a stage holds 4 K blocks of them.
+        l2_rows, stage_blocks = (64, 4) if few and not mxfp4 else (256, 1)
         l1_tiles, l1_k = -(-2 * problem.intermediate // 256), -(-problem.hidden // 128)
         l2_tiles, l2_k = -(-problem.hidden // l2_rows), -(-problem.intermediate // 128)
         steps = l1_tiles * l1_k + l2_tiles * l2_k  # of 128 of K, of the tiles of a block
-        step_rows = 8 if swapped else 64  # a block of at most 64 rows costs half of one of 128
-        wgmma_rows = sum(-(-n // step_rows) * step_rows for n in blocks)
+        # A block of at most 64 rows costs half of one of 128. With swapped operands rows are N of the wgmma, else weights.
+        step_rows, n = (config.block_m, config.block_m) if config.swaps_operands else (64, 128)
+        wgmma_rows = sum(-(-size // step_rows) * step_rows for size in blocks)
         assert counts["macs"] == wgmma_rows * (l1_tiles * l1_k * 256 + l2_tiles * l2_k * l2_rows) * 128
-        assert counts["wgmma"] == counts["macs"] // (64 * (8 if swapped else 128) * 32)
+        assert counts["wgmma"] == counts["macs"] // (64 * n * 32)
         box_rows = 64 if config.block_m == 128 else 8  # in which a block is loaded that is at most half full
         loads = sum(-(-n // box_rows) if n <= config.block_m // 2 else 1 for n in blocks)  # of activations
         stages = l1_tiles * l1_k + l2_tiles * -(-l2_k // stage_blocks)

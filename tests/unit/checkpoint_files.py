@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from deep_moe.checkpoint import Checkpoint
-from deep_moe.checkpoint.checkpoint import INDEX
+from deep_moe.checkpoint.checkpoint import CONFIG, INDEX
 
 E, H, INTER = 8, 320, 192  # channels are no multiples of 128
 LAYERS = (1, 11)  # layer 0 is dense; sorted as numbers and not as text
@@ -40,6 +40,17 @@ class Written:
     def save_index(self):
         index = {"metadata": {"total_size": 0}, "weight_map": self.file_of}
         (self.folder / INDEX).write_text(json.dumps(index))
+
+    def save_config(self, config):
+        (self.folder / CONFIG).write_text(config if isinstance(config, str) else json.dumps(config))
+        return self
+
+    def without(self, *parts):
+        """Saved again without the tensors whose names have one of these parts."""
+        self.tensors = {
+            name: tensor for name, tensor in self.tensors.items() if not any(part in name for part in parts)
+        }
+        return self.save()
 
     def open(self, **arguments):
         return Checkpoint(self.folder, **arguments)

@@ -128,6 +128,50 @@ def test_out_is_reused(tmp_path):
         assert number == 0 or same(again.up_bias, fresh.up_bias)
 
 
+def test_out_may_lack_biases(tmp_path):
+    """They get memory of their own; the rest keeps its place."""
+    bare = write_gpt_oss(tmp_path / "bare", bias=False).open().experts(1, 1, 4)
+    checkpoint = write_gpt_oss(tmp_path / "biased").open()
+    fresh, again = checkpoint.experts(11, 1, 4), checkpoint.experts(11, 1, 4, out=bare)
+    for name in ("gate_bias", "up_bias", "down_bias"):
+        assert same(getattr(again, name), getattr(fresh, name))
+    for ours, wanted, old in zip(flat(again), flat(fresh), flat(bare), strict=True):
+        assert same(ours, wanted) and ours.data_ptr() == old.data_ptr()
+    once_more = checkpoint.experts(1, 1, 4, out=again)
+    assert once_more.down_bias.data_ptr() == again.down_bias.data_ptr()
+    without = write_gpt_oss(tmp_path / "bare", bias=False).open().experts(11, 1, 4, out=again)
+    assert (without.gate_bias, without.up_bias, without.down_bias) == (None, None, None)
+    assert without.down[0].data_ptr() == bare.down[0].data_ptr()
+
+
+CONFIGS = [
+    {"n_routed_experts": E, "num_experts_per_tok": 2},
+    {"num_local_experts": E, "num_experts": E},
+    {"num_experts": None, "text_config": {"num_experts": E}, "vision_config": {"num_experts": 3}},
+    {"n_routed_experts": E, "text_config": None},
+    {"num_experts": [E, 3]},
+    {"num_experts": 3, "n_routed_experts": 5},
+    {"num_experts": True},
+    {},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_config_that_agrees_or_does_not_tell(tmp_path, config):
+    """A list, numbers that contradict each other, none at all: then the highest expert that is listed tells."""
+    for written in (V3.write(tmp_path / "v3"), write_gpt_oss(tmp_path / "oss")):
+        checkpoint = written.save_config(config).open()
+        assert checkpoint.num_experts(1) == E and checkpoint.experts(11, 3, 4).num_experts == 2
+
+
+def test_the_number_that_is_given_counts(tmp_path):
+    """And config.json is not even read."""
+    for written in (V3.write(tmp_path / "v3"), write_gpt_oss(tmp_path / "oss")):
+        for config in ({"num_experts": 3}, "{"):
+            checkpoint = written.save_config(config).open(num_experts=E)
+            assert checkpoint.num_experts(1) == E and checkpoint.experts(11, 3, 4).num_experts == 2
+
+
 def test_fp8_from_the_files_to_the_kernel_layout(tmp_path):
     """What comes out of transform_weights has the values of the tensors that a checkpoint was made of."""
     problem = deep_moe.Problem(num_experts=4, num_topk=2, hidden=H, intermediate=INTER, max_tokens_per_rank=8)

@@ -8,6 +8,7 @@ import torch
 from checkpoint_files import CT, GPT_OSS, K3, V3, V4, E, Written, draw, write_gpt_oss
 
 from deep_moe.checkpoint import Checkpoint
+from deep_moe.checkpoint import checkpoint as module
 from deep_moe.checkpoint.checkpoint import INDEX, SINGLE
 
 V3_UP = "model.layers.1.mlp.experts.5.up_proj"
@@ -116,6 +117,53 @@ def test_an_expert_that_is_not_listed(tmp_path):
     has(message(ValueError, written.save().open().experts, 1), "layers.1.ffn.experts.3.w1.weight is missing")
 
 
+@pytest.mark.parametrize(
+    "config, arguments, source",
+    [
+        ({"n_routed_experts": E}, {}, "config.json has n_routed_experts 8"),
+        ({"text_config": {"num_experts": E}}, {}, "config.json has num_experts 8"),
+        ({"n_routed_experts": 6}, {"num_experts": E}, "num_experts is 8"),
+        (None, {"num_experts": E}, "num_experts is 8"),
+    ],
+)
+def test_the_last_experts_are_not_listed(tmp_path, config, arguments, source):
+    """Of one layer; six experts could be those of a smaller model. Every rank is told."""
+    written = V3.write(tmp_path).without(".layers.1.mlp.experts.6.", ".layers.1.mlp.experts.7.")
+    assert written.open().num_experts(1) == 6
+    if config:
+        written.save_config(config)
+    checkpoint = written.open(**arguments)
+    for call in (lambda: checkpoint.num_experts(1), lambda: checkpoint.experts(1, 0, 2)):
+        has(message(ValueError, call), "model.layers.1.mlp.experts.6.gate_proj.weight is missing", source, "download")
+    assert checkpoint.experts(11, 3, 4).num_experts == 2
+
+
+@pytest.mark.parametrize("number", [4, 16])
+def test_more_experts_than_are_known(v3, gpt_oss, number):
+    """Stacked ones may also be too few: nothing is missing by name."""
+    for written in (v3, gpt_oss) if number < E else (gpt_oss,):
+        checkpoint = written.open(num_experts=number)
+        for call in (checkpoint.num_experts, checkpoint.experts):
+            has(message(ValueError, call, 1), "layer 1 has 8 experts", f"num_experts is {number}", "num_experts=8")
+
+
+def test_a_broken_config(tmp_path):
+    written = V3.write(tmp_path, layers=(1,))
+    for text in ("{", "[]", "\xff"):
+        text = message(ValueError, written.save_config(text).open)
+        has(text, str(tmp_path / "config.json"), "cannot be read", "download it again", "num_experts=")
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 8.0, "8"])
+def test_wrong_number_of_experts(v3, number):
+    has(message(ValueError, v3.open, num_experts=number), f"num_experts is {number!r}", "positive integer", "None")
+
+
+@pytest.mark.parametrize("prefix", [None, 3, ("model.",), b"model."])
+def test_wrong_prefix(v3, prefix):
+    has(message(TypeError, v3.open, prefix=prefix), f"prefix is a {type(prefix).__name__}", "must be a string")
+
+
 def test_a_tensor_that_is_not_in_its_file(tmp_path):
     written = V3.write(tmp_path)
     name = f"{V3_UP}.weight"
@@ -131,6 +179,27 @@ def test_a_missing_file(tmp_path):
     text = message(FileNotFoundError, checkpoint.experts, 1, 2, 4)
     has(text, "model-1-5.safetensors is missing", "model.layers.1.mlp.experts.5.gate_proj.weight", "download")
     assert checkpoint.experts(1, 3, 4).num_experts == 2
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path):
+    written = V3.write(tmp_path)
+    path = tmp_path / "model-1-5.safetensors"
+    path.unlink()
+    path.mkdir()
+    text = message(ValueError, written.open().experts, 1, 2, 4)
+    has(text, f"{path} is a directory", "must be a safetensors file", "download")
+
+
+def test_a_file_that_the_system_does_not_give(tmp_path, monkeypatch):
+    """As safetensors says it, without the name of the file."""
+    written = V3.write(tmp_path)
+
+    def denied(path, framework):
+        raise PermissionError("Permission denied (os error 13)")
+
+    monkeypatch.setattr(module, "safe_open", denied)
+    text = message(ValueError, written.open().experts, 1, 2, 4)
+    has(text, f"{tmp_path / 'model-1-4.safetensors'} cannot be read (Permission denied (os error 13))")
 
 
 @pytest.mark.parametrize("raw", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", None])
@@ -212,7 +281,15 @@ def test_wrong_tensors_of_gpt_oss(tmp_path, name, tensor, words):
     has(message(ValueError, checkpoint.experts, 1), full_name, words)
 
 
-@pytest.mark.parametrize("layer", [0, 2, -1, None, "1", 1.0, [1]])
+@pytest.mark.parametrize("device", ["gpu", "cpu:x", "fpga", "hpu", 3.5, ["cpu"], f"cuda:{1 << 6}"])
+def test_wrong_device(v3, device):
+    """Of every way in which torch refuses one; what it says can be pages long."""
+    text = message(ValueError, v3.open().experts, 1, 0, 4, device)
+    has(text, f"device is {device!r}, which torch cannot use (", "'cpu'", "'cuda:0'")
+    assert len(text) < 400
+
+
+@pytest.mark.parametrize("layer", [0, 2, -1, -11, True, None, "1", 1.0, [1]])
 def test_wrong_layer(v3, layer):
     checkpoint = v3.open()
     for call in (checkpoint.experts, checkpoint.num_experts):

@@ -1,6 +1,8 @@
 """The encoding of MXFP4: what is exact, what is rounded, and what the report says of it."""
 
+import dataclasses
 import math
+import warnings
 
 import pytest
 import torch
@@ -136,3 +138,35 @@ def test_blocks_have_scales_of_their_own():
     l1, l2 = deep_moe.transform_weights(problem, weights.gate_up, weights.down, strict=True)
     assert torch.equal(l1.dequantize(), torch.cat([reference.dequantize_mxfp4(*pair) for pair in weights.gate_up], 1))
     assert torch.equal(l2.dequantize(), reference.dequantize_mxfp4(*weights.down))
+
+
+def test_strict_says_what_would_be_rounded():
+    """Of all experts, as nothing has happened to any of them."""
+    problem = problem_of(256, 256)
+    weights = random_mxfp4(problem, (120, 127))
+    for expert, row in ((0, 3), (1, 130), (1, 131)):
+        weights.down[0][expert, row, 32:48], weights.down[1][expert, row, 2] = 0x11, 60
+    with pytest.raises(ValueError) as raised:
+        deep_moe.transform_weights(problem, weights.gate_up, weights.down, strict=True)
+    text = str(raised.value)
+    assert text.startswith("down cannot be encoded exactly: 3 groups of 32 weights in 2 blocks of 128x128 would be ")
+    assert "were rounded" not in text and "relative error of up to 1;" in text and "strict=False" in text
+    assert "down[0], block of rows 0 to 127 and K 0 to 127" in text
+
+
+def test_a_warning_that_is_an_error_comes_after_everything_is_written():
+    """Of l1; l2 and the biases, which are written later, are complete too."""
+    problem = dataclasses.replace(problem_of(128, 128, experts=1), bias=True)
+    wide, tame = random_mxfp4(problem, (0, 200)), random_mxfp4(problem, (115, 126), seed=1)
+    biases = [dict(gate_up_bias=torch.full((1, 256), value), down_bias=torch.full((1, 128), value)) for value in (1, 2)]
+    biases = [{name: bias.float() for name, bias in each.items()} for each in biases]
+    out = deep_moe.transform_weights(problem, tame.gate_up, tame.down, **biases[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = deep_moe.transform_weights(problem, wide.gate_up, wide.down, **biases[1])
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(UserWarning, match="l1: .*were rounded"):
+            deep_moe.transform_weights(problem, wide.gate_up, wide.down, out=out, **biases[1])
+    for ours, new in zip(out, wanted, strict=True):
+        assert torch.equal(ours.weight, new.weight) and torch.equal(ours.scales, new.scales)
+        assert torch.equal(ours.bias, new.bias) and ours.report == new.report and ours.report.groups

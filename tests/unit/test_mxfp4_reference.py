@@ -1,6 +1,7 @@
 """deep_moe.reference for MXFP4, against the standard written out in Python numbers, one weight at a time."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -64,6 +65,60 @@ def test_nan_scales_give_nan():
     scales = torch.tensor([[127, 255]], dtype=torch.uint8)
     values = reference.dequantize_mxfp4(torch.zeros(1, 32, dtype=torch.uint8), scales)
     assert not values[0, :32].isnan().any() and values[0, 32:].isnan().all()
+
+
+@pytest.mark.parametrize("exponent", [-127, -126, 0, 126, 127])
+def test_float_scales_of_every_size(exponent):
+    packed, scales = random_mxfp4(3, 64, (127, 128))
+    wanted = reference.dequantize_mxfp4(packed, scales + exponent, torch.float64)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        floats = torch.full((3, 2), 2.0**exponent, dtype=torch.float64).to(dtype)
+        assert same_numbers(reference.dequantize_mxfp4(packed, floats, torch.float64), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [0.0, -1.0, 1.5, 0.75, math.inf, math.nan, 2.0**-128, 2.0**128, 1 + 2.0**-7])
+def test_float_scales_that_are_no_power_of_two_are_refused(value, dtype):
+    packed, scales = random_mxfp4(64, 128, (120, 135))
+    scales = torch.exp2(scales.double() - 127).to(dtype)
+    scales[40, 3] = value
+    words = f"scales at [40, 3] is {float(scales[40, 3])!r}; it must be a power of two from 2^-127 to 2^127"
+    for call in (reference.dequantize_mxfp4, reference.encode_mxfp4):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            call(packed, scales)
+
+
+def test_nan_scales_cannot_be_encoded():
+    scales = torch.full((2, 128, 4), 127, dtype=torch.uint8)
+    scales[1, 5, 2] = 255
+    for codes in (scales, scales.view(torch.float8_e8m0fnu)):
+        with pytest.raises(ValueError, match=r"scales at \[1, 5, 2\] is the code 255, a NaN"):
+            reference.encode_mxfp4(torch.zeros(2, 128, 64, dtype=torch.uint8), codes)
+
+
+PAIRS = {"packed": torch.zeros(2, 64, 48, dtype=torch.uint8), "scales": torch.full((2, 64, 3), 127, dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("packed", lambda t: t[0, 0], "packed has shape [48]; it must be [N, K/2], [E, N, K/2] or [E, N, K/32, 16]"),
+        ("packed", lambda t: t[None], "packed has shape [1, 2, 64, 48]"),
+        ("packed", lambda t: t.unflatten(2, (-1, 8)), "packed has shape [2, 64, 6, 8]"),
+        ("packed", lambda t: t[None].unflatten(3, (-1, 16)), "packed has shape [1, 2, 64, 3, 16]"),
+        ("packed", lambda t: t[..., :-1], "packed has shape [2, 64, 47]"),
+        ("packed", lambda t: t.int(), "packed has dtype torch.int32; it must be torch.uint8 or torch.int8"),
+        ("scales", lambda t: t[0], "scales has shape [64, 3]; it must be one per 32 of K = [2, 64, 3]"),
+        ("scales", lambda t: t[..., :1], "scales has shape [2, 64, 1]"),
+        ("scales", lambda t: t[..., None], "scales has shape [2, 64, 3, 1]"),
+        ("scales", lambda t: t.int(), "scales has dtype torch.int32; it must be torch.uint8 or torch.float8_e8m0fnu"),
+        ("scales", lambda t: t.view(torch.float8_e4m3fn), "scales has dtype torch.float8_e4m3fn"),
+    ],
+)
+def test_wrong_shapes_and_dtypes(name, change, words):
+    for call in (reference.dequantize_mxfp4, reference.encode_mxfp4):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            call(**PAIRS | {name: change(PAIRS[name])})
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-20, 1e30])
