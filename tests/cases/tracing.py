@@ -123,9 +123,8 @@ def test_a_file_for_perfetto(traced, tmp_path):
     assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["name"] for event in spans)
     names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
     threads = {(event["pid"], event["tid"]) for event in spans}
-    assert {name for name, *_ in names} == {"process_name", "thread_name"} and len(threads) == 4 * 2 * len(
-        traces[0].roles
-    )
+    assert {name for name, *_ in names} == {"process_name", "thread_name"}
+    assert len(threads) == 4 * 2 * len(traces[0].roles)
     assert [names["process_name", rank, 0] for rank in range(4)] == [f"rank {rank}" for rank in range(4)]
     assert len({names[("thread_name", *thread)] for thread in threads}) == 2 * len(traces[0].roles)
     tile = next(event for event in spans if event["name"] == "L2 Multiply")

@@ -22,7 +22,8 @@ BESIDE_PRESETS = {
     "oss-128-swiglu": dict(OSS, num_experts=128, bias=True),
     "oss-128-no-bias": dict(OSS, num_experts=128, activation="swigluoai"),
 }
-# Opcodes of SM90: FP8 wgmma, with A from shared memory and from registers; move to a uniform register; branch; bulk copy and TMA load.
+# Opcodes of SM90: FP8 wgmma, with A from shared memory and from registers; move to a uniform register; branch; bulk
+# copy and TMA load.
 QGMMAS, R2UR, BRANCH, COPIES = (0x9F3, 0xDF3), 0x2CA, 0x947, (0x3BA, 0x5B4)
 
 

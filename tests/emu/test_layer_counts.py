@@ -37,7 +37,7 @@ def test_instructions_and_copies_of_a_launch(worlds, name, bound):
         l1_tiles, l1_k = -(-2 * problem.intermediate // 256), -(-problem.hidden // 128)
         l2_tiles, l2_k = -(-problem.hidden // l2_rows), -(-problem.intermediate // 128)
         steps = l1_tiles * l1_k + l2_tiles * l2_k  # of 128 of K, of the tiles of a block
-        # A block of at most 64 rows costs half of one of 128. With swapped operands rows are N of the wgmma, else weights.
+        # A block of at most 64 rows costs half of one of 128. N of a wgmma are weights, or with swapped operands rows.
         step_rows, n = (config.block_m, config.block_m) if config.swaps_operands else (64, 128)
         wgmma_rows = sum(-(-size // step_rows) * step_rows for size in blocks)
         assert counts["macs"] == wgmma_rows * (l1_tiles * l1_k * 256 + l2_tiles * l2_k * l2_rows) * 128

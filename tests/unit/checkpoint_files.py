@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from deep_moe.checkpoint import Checkpoint
-from deep_moe.checkpoint.checkpoint import CONFIG, INDEX
+from deep_moe.checkpoint.checkpoint import INDEX
+from deep_moe.checkpoint.config import CONFIG
 
 E, H, INTER = 8, 320, 192  # channels are no multiples of 128
 LAYERS = (1, 11)  # layer 0 is dense; sorted as numbers and not as text
