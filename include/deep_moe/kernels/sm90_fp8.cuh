@@ -1,9 +1,9 @@
-// The fused FP8 x FP8 expert-parallel MoE layer on Hopper: which warps do what.
+// The fused expert-parallel MoE layer on Hopper, FP8 activations and FP8 or MXFP4 weights: which warps do what.
 //
 //   warp 0      LoadA     rows of a tile (TMA)
 //   warp 1      LoadB     schedule, weights of a tile (bulk copies)
 //   warps 2-3   Dispatch  routing counts, lists, pulling rows from all ranks; early weights, statistics
-//   warps 4-11  Math      two warpgroups: wgmma, SwiGLU + requantise, scatter, combine
+//   warps 4-    Math      two warpgroups, with MXFP4 weights four: wgmma, SwiGLU + requantise, scatter, combine
 //
 // One launch: route -> (flags) -> pull -> L1 tiles -> L2 tiles -> scatter -> (flags) -> combine. See comm/ for what
 // crosses ranks and what is left out with few tokens (lone_rank.h, direct_rows.h), sched/task_order.h for the order of
