@@ -1,8 +1,8 @@
 """Checkpoint: a folder of safetensors files."""
 
 import json
-import numbers
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import repeat
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,7 @@ except ImportError as error:
         "deep_moe.checkpoint needs the safetensors package: pip install 'deep_moe[checkpoint]'"
     ) from error
 
+from .config import expected_experts, is_integer
 from .formats import ExpertNames, find_layers
 from .plan import Source, Stack, num_experts, plan_layer
 from .shards import ExpertShards, allocate, shards_in
@@ -37,6 +38,9 @@ class Checkpoint:
         directory: the folder.
         prefix: look only at tensors whose names begin with it, such as "model."; needed where two parts of a model,
             such as a draft model, have experts in layers of the same number.
+        num_experts: of each layer, which is refused if it has more or fewer. None: what config.json in the folder says
+            (n_routed_experts, num_local_experts or num_experts, there or in its text_config). Where it says nothing, or
+            several things, the highest expert that is listed tells, and if that one is missing nobody notices.
 
     Attributes:
         directory: Path.
@@ -45,12 +49,15 @@ class Checkpoint:
         moe_layers: numbers of the layers with experts of this format, ascending.
 
     Raises:
-        FileNotFoundError: no checkpoint in this folder. ValueError: its index cannot be read, its format is not known,
-            or formats are mixed.
+        TypeError: prefix. FileNotFoundError: no checkpoint in this folder. ValueError: num_experts; its index or
+            config.json cannot be read, its format is not known, or formats are mixed.
     """
 
-    def __init__(self, directory: str | PathLike[str], prefix: str = "") -> None:
+    def __init__(self, directory: str | PathLike[str], prefix: str = "", num_experts: int | None = None) -> None:
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix is a {type(prefix).__name__}; it must be a string, empty for all tensors")
         self.directory = Path(directory)
+        self._expected = expected_experts(self.directory, num_experts)
         self._files: dict[str, safe_open] = {}
         self._file_of = self._read_index()
         self._layers = find_layers(self._file_of, prefix)
@@ -61,10 +68,16 @@ class Checkpoint:
         """Experts of a layer, of all ranks together.
 
         Raises:
-            ValueError: the layer has no experts, or misses tensors. FileNotFoundError: the file of gpt-oss's stacked
-                experts, which alone tells their number, is missing.
+            ValueError: the layer has no experts, misses tensors, or has another number of experts than expected.
+                FileNotFoundError: the file of gpt-oss's stacked experts, which alone tells their number, is missing.
         """
-        return num_experts(self._names(layer), self._find)
+        total = num_experts(self._names(layer), self._find)
+        if self._expected and total != self._expected.number:
+            raise ValueError(
+                f"layer {layer} has {total} experts, but {self._expected}: are all files of one model? If they are "
+                f"right, pass num_experts={total}"
+            )
+        return total
 
     def experts(
         self,
@@ -82,16 +95,17 @@ class Checkpoint:
             device: where the result lies. Other devices than the CPU need, for a moment, host memory for the largest of
                 its tensors.
             out: the result of an earlier call for a layer of the same sizes, whose memory is reused: it then holds this
-                layer.
+                layer. Biases that it has not are put into new memory.
 
         Raises:
-            TypeError: out. ValueError: layer, rank, num_ranks or out; a tensor is missing or has a wrong dtype or
-                shape; a file is truncated. FileNotFoundError: a file is missing. All of it before data are read.
+            TypeError: out. ValueError: layer, rank, num_ranks, device or out; a tensor is missing or has a wrong dtype
+                or shape; the number of experts is not the expected one; a file is truncated. FileNotFoundError: a file
+                is missing. All of it before data are read.
         """
-        names = self._names(layer)
-        owned = _owned(num_experts(names, self._find), rank, num_ranks)
+        names, place = self._names(layer), _device(device)
+        owned = _owned(self.num_experts(layer), rank, num_ranks)
         todo = plan_layer(names, self._find, self._file_of, owned)
-        storage = allocate(todo, torch.empty(0, device=device).device, out)
+        storage = allocate(todo, place, out)
         with ThreadPoolExecutor() as pool:  # copies wait for page faults; one thread leaves memory and disks idle
             for name, stack in todo.stacks.items():
                 _fill(storage[name], stack, pool)
@@ -112,14 +126,16 @@ class Checkpoint:
 
     def _names(self, layer: int) -> ExpertNames:
         """Of a layer, of which every tensor is listed: ranks notice alike what is missing, whoever owns it."""
-        if not isinstance(layer, numbers.Integral) or layer not in self._layers:
+        if not is_integer(layer) or layer not in self._layers:
             raise ValueError(f"layer is {layer!r}; the layers with {self.format} experts are {list(self.moe_layers)}")
-        names = self._layers[layer]
+        names, expected = self._layers[layer], self._expected
+        if expected and names.num_experts is not None:  # beyond the highest that is listed, more may be missing
+            names = replace(names, num_experts=max(names.num_experts, expected.number))
         absent = names.missing(self._file_of)
         if absent:
             raise ValueError(
-                f"{absent} is missing: {self.directory} lists no such tensor; the checkpoint is incomplete, download "
-                "it again"
+                f"{absent} is missing: {self.directory} lists no such tensor{f', but {expected}' if expected else ''}; "
+                "the checkpoint is incomplete, download it again"
             )
         return names
 
@@ -142,9 +158,15 @@ class Checkpoint:
     def _file(self, name: str) -> safe_open:
         if name not in self._files:
             path = self.directory / name
+            if path.is_dir():
+                raise ValueError(
+                    f"{path} is a directory; it must be a safetensors file: move it away and download the file"
+                )
             try:
                 self._files[name] = safe_open(path, framework="pt")
-            except SafetensorError as error:
+            except FileNotFoundError:  # `_find` knows which tensor it is wanted for
+                raise
+            except (SafetensorError, OSError) as error:
                 raise ValueError(
                     f"{path} cannot be read ({error}): if it is truncated or a Git LFS pointer, download it again"
                 ) from error
@@ -180,8 +202,20 @@ def _owned(total: int, rank: int, num_ranks: int) -> range:
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not low <= value <= high:
+    if not is_integer(value) or not low <= value <= high:
         raise ValueError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+
+
+def _device(device: str | torch.device) -> torch.device:
+    """With its number, as tensors have it."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:  # torch's, as the kind of device has it
+        reason = str(error).partition("\n")[0].partition(". ")[0][:250]  # it can be pages
+        raise ValueError(
+            f"device is {device!r}, which torch cannot use ({reason}): pass one of this machine, such as 'cpu' or "
+            "'cuda:0'"
+        ) from error
 
 
 def _fill(target: Tensor, stack: Stack, pool: ThreadPoolExecutor) -> None:

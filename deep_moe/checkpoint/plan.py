@@ -11,6 +11,7 @@ from torch import Tensor
 from .formats import BIAS_DTYPES, Encoding, ExpertNames
 
 GROUP_BYTES = 16  # of stacked weights: 32 columns
+BIAS = " bias"  # how the names of stacks of biases end
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def plan_layer(names: ExpertNames, find: Find, listed: Collection[str], owned: r
         scale_shape = encoding.scale_shape(rows, columns)
         stacks[f"{role} scales"] = part.stack(kind.scales, encoding.scale_dtypes, scale_shape, encoding.wanted_scales)
         if kind.bias and names.tensor(role, kind.bias) in listed:
-            stacks[f"{role} bias"] = part.stack(kind.bias, BIAS_DTYPES, (rows,))
+            stacks[role + BIAS] = part.stack(kind.bias, BIAS_DTYPES, (rows,))
     return Plan(encoding, stacks)
 
 

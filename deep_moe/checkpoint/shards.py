@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .plan import Plan
+from .plan import BIAS, Plan
 
 Pair = tuple[Tensor, Tensor]  # weights and their scales
 
@@ -71,22 +71,25 @@ def shards_in(storage: Mapping[str, Tensor], mma_type: str) -> ExpertShards:
 
 
 def _parts(storage: Mapping[str, Tensor], role: str) -> list[Tensor | None]:
-    return [storage.get(role), storage.get(f"{role} scales"), storage.get(f"{role} bias")]
+    return [storage.get(role), storage.get(f"{role} scales"), storage.get(role + BIAS)]
 
 
 def allocate(plan: Plan, device: torch.device, out: ExpertShards | None) -> dict[str, Tensor]:
-    """Memory for the stacks of a plan: new, or that of `out`."""
-    if out is None:
-        return {name: torch.empty(stack.shape, dtype=stack.dtype, device=device) for name, stack in plan.stacks.items()}
-    if not isinstance(out, ExpertShards):
+    """Memory for the stacks of a plan: that of `out`, new where there is none, or where only biases are missing."""
+    if out is not None and not isinstance(out, ExpertShards):
         raise TypeError(f"out is a {type(out).__name__}; it must be the ExpertShards of an earlier call, or None")
+    storage = {}
     for name, stack in plan.stacks.items():
-        memory = out.storage.get(name)
+        memory = None if out is None else out.storage.get(name)
+        if out is None or (memory is None and name.endswith(BIAS)):
+            storage[name] = torch.empty(stack.shape, dtype=stack.dtype, device=device)
+            continue
         wanted = _described(stack.shape, stack.dtype, device)
         found = "nothing" if memory is None else _described(memory.shape, memory.dtype, memory.device)
         if found != wanted:
             raise ValueError(f"out holds {found} for {name}, but this layer and device need {wanted}: pass out=None")
-    return {name: out.storage[name] for name in plan.stacks}
+        storage[name] = memory
+    return storage
 
 
 def _described(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> str:

@@ -202,11 +202,17 @@ def _padded(weights: Any) -> tuple[int, int]:
 
 
 def _check_exact(part: Matrix) -> None:
-    rows, groups = part.values.shape[1:3]
-    for expert in range(part.values.shape[0]):
-        report = _encode(part, expert, -(-rows // BLOCK) * BLOCK, -(-groups // GROUPS) * BLOCK).report
-        if report.groups:
-            raise ValueError(f"{part.name} cannot be encoded exactly: {report}; use strict=False to accept this error")
+    experts, rows, groups, _ = part.values.shape
+    report = EncodingReport()
+    for expert in range(experts):
+        report += _encode(part, expert, -(-rows // BLOCK) * BLOCK, -(-groups // GROUPS) * BLOCK).report
+    if report.groups:
+        raise ValueError(
+            f"{part.name} cannot be encoded exactly: {report.groups} groups of 32 weights in {report.blocks} blocks of "
+            f"128x128 would be rounded, by a relative error of up to {report.largest_error:.3g}; the first is "
+            f"{report.first}. Their exponents are too far below the largest of the block; use strict=False to accept "
+            "this error"
+        )
 
 
 def _place(target: Any, parts: Sequence[Matrix]) -> EncodingReport:

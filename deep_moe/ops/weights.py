@@ -160,7 +160,8 @@ def transform_weights(
 
         "fp8xfp8" keeps every weight. "fp8xmxfp4" keeps those of a 128x128 block (gate and up apart) whose exponents
         span up to 15 binades, groups of zeros left out. Groups further below the largest are rounded to nearest at its
-        exponent - 14; a warning says how many there were, and so does `report` of the result.
+        exponent - 14; a warning says how many there were, and so does `report` of the result. Warnings come last: where
+        a filter makes an error of one, `out` holds the new weights all the same. Use `strict` to keep the old ones.
 
     Raises:
         TypeError: not a tensor, or not a pair. ValueError: shape, dtype, device or layout; a scale that MXFP4 does not

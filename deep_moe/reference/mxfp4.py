@@ -7,9 +7,11 @@ from torch.nn.functional import pad
 from deep_moe.reference.quant import GROUP
 
 MX_GROUP = 32
+GROUP_BYTES = MX_GROUP // 2
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_MAX_EXPONENT = 2  # of 4 and 6
 E8M0_BIAS, E8M0_NAN = 127, 255
+SCALE_DTYPES = (torch.uint8, torch.float8_e8m0fnu, torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # The exponents r for which e4m3 holds every e2m1 * 2^r.
 LOWEST, HIGHEST = -8, 6
 
@@ -44,6 +46,23 @@ def quantize_mxfp4(w: Tensor) -> tuple[Tensor, Tensor]:
     return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8), (exponents + E8M0_BIAS).to(torch.uint8)
 
 
+def _check(packed: Tensor, scales: Tensor) -> None:
+    """ValueError unless dtypes and shapes are what `dequantize_mxfp4` says."""
+    for name, tensor, dtypes in (("packed", packed, (torch.uint8, torch.int8)), ("scales", scales, SCALE_DTYPES)):
+        if tensor.dtype not in dtypes:
+            raise ValueError(f"{name} has dtype {tensor.dtype}; it must be {' or '.join(map(str, dtypes))}")
+    *outer, last = packed.shape
+    if packed.dim() in (2, 3) and last % GROUP_BYTES == 0:
+        outer.append(last // GROUP_BYTES)
+    elif packed.dim() != 4 or last != GROUP_BYTES:
+        raise ValueError(
+            f"packed has shape {list(packed.shape)}; it must be [N, K/2], [E, N, K/2] or [E, N, K/{MX_GROUP}, "
+            f"{GROUP_BYTES}], with K a multiple of {MX_GROUP}"
+        )
+    if list(scales.shape) != outer:
+        raise ValueError(f"scales has shape {list(scales.shape)}; it must be one per {MX_GROUP} of K = {outer}")
+
+
 def _codes(packed: Tensor) -> Tensor:
     """uint8 or int8 [..., N, K/2], or [E, N, K/32, 16] -> int64 [..., N, K] of 0 to 15."""
     if packed.dim() == 4:
@@ -53,10 +72,23 @@ def _codes(packed: Tensor) -> Tensor:
 
 
 def _exponents(scales: Tensor) -> Tensor:
-    """Scales as codes (uint8, e8m0) or as powers of two (any float) -> int64 exponents."""
-    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
+    """Scales as codes (uint8, e8m0) or as powers of two (any float) -> int64 exponents; 128 for NaN."""
+    if _are_codes(scales):
         return scales.view(torch.uint8).long() - E8M0_BIAS
-    return torch.frexp(scales.double())[1].long() - 1
+    fractions, exponents = torch.frexp(scales.double())  # of a power of two: 0.5 and its exponent + 1
+    exponents = exponents.long() - 1
+    wrong = (fractions != 0.5) | (exponents.abs() > E8M0_BIAS)
+    if wrong.any():
+        where = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"scales at {list(where)} is {float(scales[where])!r}; it must be a power of two from 2^-{E8M0_BIAS} to "
+            f"2^{E8M0_BIAS}: MXFP4 has no other scales"
+        )
+    return exponents
+
+
+def _are_codes(scales: Tensor) -> bool:
+    return scales.dtype in (torch.uint8, torch.float8_e8m0fnu)
 
 
 def _values(codes: Tensor) -> Tensor:
@@ -68,15 +100,20 @@ def dequantize_mxfp4(packed: Tensor, scales: Tensor, dtype: torch.dtype = torch.
     """The weights that a checkpoint means.
 
     Args:
-        packed: u8 or i8 [..., N, K/2], or [E, N, K/32, 16].
-        scales: [..., N, K/32]: u8 or float8_e8m0fnu codes, or float powers of two.
+        packed: u8 or i8, two codes a byte: [N, K/2], [E, N, K/2] or [E, N, K/32, 16], K a multiple of 32.
+        scales: [N, K/32] or, with E, [E, N, K/32]: u8 or float8_e8m0fnu codes; or powers of two from 2^-127 to 2^127
+            in fp32, bf16, fp16 or fp64.
         dtype: of the result. float64 holds all of them; in float32, 2 and more times 2^127 are infinite.
 
     Returns:
-        `dtype` [..., N, K]; NaN where the scale is one.
+        `dtype` [N, K] or [E, N, K]; NaN where the scale is the code 255.
+
+    Raises:
+        ValueError: a dtype or a shape is none of these; a float scale is no such power of two.
     """
+    _check(packed, scales)
     powers = _powers(_exponents(scales))
-    if not scales.dtype.is_floating_point or scales.dtype is torch.float8_e8m0fnu:
+    if _are_codes(scales):
         powers = powers.masked_fill(scales.view(torch.uint8) == E8M0_NAN, torch.nan)
     return (_values(_codes(packed)) * powers.repeat_interleave(MX_GROUP, -1)).to(dtype)
 
@@ -92,9 +129,16 @@ def encode_mxfp4(packed: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         packed, scales: as for `dequantize_mxfp4`, without NaN.
 
     Returns:
-        (e4m3 [..., N, K], f32 [..., ceil(N/128), ceil(K/128)]), as `quantize_blocks`.
+        (e4m3 [..., N, K], f32 [..., ceil(N/128), ceil(K/128)]), as `quantize_blocks`; with E if `packed` has it.
+
+    Raises:
+        ValueError: as `dequantize_mxfp4`; a scale is the code 255.
     """
+    _check(packed, scales)
     codes, exponents = _codes(packed), _exponents(scales)
+    wrong = exponents == E8M0_NAN - E8M0_BIAS
+    if wrong.any():
+        raise ValueError(f"scales at {wrong.nonzero()[0].tolist()} is the code {E8M0_NAN}, a NaN; codes are 0 to 254")
     n, k = codes.shape[-2:]
     rows, columns = -n % GROUP, -k % GROUP
     groups = pad(codes, (0, columns, 0, rows)).unflatten(-1, (-1, MX_GROUP))

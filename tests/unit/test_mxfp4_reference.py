@@ -81,7 +81,7 @@ def test_float_scales_of_every_size(exponent):
 def test_float_scales_that_are_no_power_of_two_are_refused(value, dtype):
     packed, scales = random_mxfp4(64, 128, (120, 135))
     scales = torch.exp2(scales.double() - 127).to(dtype)
-    scales[40, 3] = value
+    scales[40, 3] = torch.tensor(value, dtype=torch.float64).to(dtype)
     words = f"scales at [40, 3] is {float(scales[40, 3])!r}; it must be a power of two from 2^-127 to 2^127"
     for call in (reference.dequantize_mxfp4, reference.encode_mxfp4):
         with pytest.raises(ValueError, match=re.escape(words)):
