@@ -47,11 +47,15 @@ class Case:
     name: str
     block_m: int
     layers: tuple[Layer, ...]
+    mma_type: str = "fp8xfp8"
     experts: int = 10
     topk: int = 4
     hidden: int = 320  # no size is a multiple of a tile
     intermediate: int = 144
+    max_tokens: int = 72
     ring_blocks: int = 2  # it wraps
+    quantised: bool = False  # activations, before they are staged
+    subnormals: bool = False  # the weights are those of `subnormal_weights`
     clamp: float | None = None
     activation: str = "swiglu"
     bias: bool = False
@@ -59,13 +63,14 @@ class Case:
     num_ranks: int = 2
 
     def problem(self) -> deep_moe.Problem:
-        """With one tile height, and every call in the last bound class, so that a case builds one mega kernel."""
+        """With one tile height. Every bound class has a kernel: the fewer there are, the less a case has to build."""
         return deep_moe.Problem(
             num_experts=self.experts,
             num_topk=self.topk,
             hidden=self.hidden,
             intermediate=self.intermediate,
-            max_tokens_per_rank=72,
+            max_tokens_per_rank=self.max_tokens,
+            mma_type=self.mma_type,
             activation=self.activation,
             activation_clamp=self.clamp,
             bias=self.bias,
@@ -101,6 +106,14 @@ DIRECT_LAYERS = (
 )
 # As gpt-oss has it, in one case of every tile height; the others have neither.
 OSS = dict(activation="swigluoai", clamp=1.5, bias=True)
+# MXFP4: so few tokens that there is one bound class; the last layer has 52 rows for an expert.
+MXFP4_LAYERS = (
+    Layer((7, 4), "random"),
+    Layer((7, 6), "to_rank", 1),  # about 10 rows for an expert
+    Layer((0, 7), "with_holes"),
+    Layer((7, 6), "to_expert", 7),
+)
+MXFP4 = dict(mma_type="fp8xmxfp4", intermediate=160, max_tokens=7, ring_blocks=16)
 CASES = (
     Case("8-row tiles, rows not pulled", 8, DIRECT_LAYERS, topk=9, ring_blocks=32, num_ranks=1, **OSS),
     Case("64-row tiles", 64, LAYERS, **OSS),
@@ -127,6 +140,30 @@ CASES = (
     Case("128-row tiles, many K blocks", 128, FULL_TILES, experts=4, hidden=640, intermediate=528, **OSS),
     # Its only CTA routes more than 256 entries.
     Case("64-row tiles, many K blocks", 64, LAYERS[1:], hidden=704, num_sms=1),
+    Case(
+        "MXFP4, 8-row tiles, rows not pulled",
+        8,
+        DIRECT_LAYERS,
+        topk=9,
+        num_ranks=1,
+        **OSS,
+        **MXFP4 | dict(max_tokens=6, ring_blocks=32),
+    ),
+    Case("MXFP4, 8-row tiles", 8, MXFP4_LAYERS, **MXFP4),
+    # An odd number of chunks.
+    Case("MXFP4, 24-row tiles", 24, MXFP4_LAYERS, **OSS, **MXFP4),
+    # L1 tiles of more K blocks than stages.
+    Case("MXFP4, 64-row tiles", 64, MXFP4_LAYERS[1:], hidden=1344, quantised=True, **MXFP4),
+    Case(
+        "MXFP4, subnormal weights",
+        16,
+        (Layer((35,), "random"),),
+        experts=7,
+        topk=1,
+        num_ranks=1,
+        subnormals=True,
+        **MXFP4 | dict(max_tokens=35),
+    ),
 )
 
 
@@ -137,7 +174,9 @@ class Caught(AssertionError):
 # Of the headers that this process compiles.
 @functools.cache
 def _world(case: Case) -> testing.World:
-    return testing.World(case.problem(), case.num_ranks, num_sms=case.num_sms)
+    problem = case.problem()
+    weights = subnormal_weights(problem) if case.subnormals else None
+    return testing.World(problem, case.num_ranks, weights=weights, num_sms=case.num_sms)
 
 
 @functools.cache
@@ -147,8 +186,40 @@ def _inputs(case: Case) -> list[list[testing.RankInputs]]:
     for seed, layer in enumerate(case.layers):
         pattern = getattr(world.routing, layer.pattern)
         pattern = pattern if layer.target is None else pattern(layer.target)
-        made.append(world.inputs(layer.counts, pattern, seed, routed_scaling_factor=1.5))
+        made.append(world.inputs(layer.counts, pattern, seed, routed_scaling_factor=1.5, quantised=case.quantised))
+        if case.subnormals:
+            for given in made[-1]:
+                given.x[:, _is_large(torch.arange(case.hidden))] = 0
     return made
+
+
+def _is_large(channels: torch.Tensor) -> torch.Tensor:
+    """Of K: whether `subnormal_weights` are large there. One of the four groups that share a block's scale."""
+    return channels % 128 // 32 == 1
+
+
+def subnormal_weights(problem: deep_moe.Problem) -> testing.Weights:
+    """MXFP4 weights that are decoded with the smallest exponents, and a result to which all of them matter.
+
+    An expert has only zeros and one magnitude of e2m1, of either sign, so that one wrong entry of a table shows. A
+    quarter of the weights are 11 to 14 binades above the others: they decide the scales of the blocks, but are
+    multiplied by zeros, which are in the activations and, for gates of zero, in the intermediate.
+    """
+    generator = testing.generator_of(0)
+
+    def matrix(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        expert, row, group = torch.meshgrid(*map(torch.arange, (problem.num_experts, n, k // 32)), indexing="ij")
+        magnitude = 1 + expert % 7  # as a code; with its exponent it is 1 or 1.5 times the same power
+        drawn = torch.randint(4, (*group.shape, 32), generator=generator)
+        codes = drawn % 2 * magnitude[..., None] + drawn // 2 * 8
+        above = _is_large(group * 32) * (11 + (expert + row // 128 + group // 4) % 4)
+        packed = (codes[..., ::2] + codes[..., 1::2] * 16).flatten(2)
+        return packed.to(torch.uint8), (124 - magnitude // 2 + above).to(torch.uint8)
+
+    h, i = problem.hidden, problem.intermediate
+    gate = matrix(i, h)
+    gate[0][:, _is_large(torch.arange(i))] = 0
+    return testing.Weights(gate, matrix(i, h), matrix(h, i))
 
 
 @functools.cache
@@ -200,11 +271,11 @@ def check_case(case: Case, seen: list[RankSeen]) -> None:
             raise Caught(f"statistics wrong: {case.name}: rank {rank}: {stats.tolist()}, not {rows[rank].tolist()}")
 
 
-def run_suite(seeds: int) -> None:
-    """Every case under every seed; raises at the first thing that is noticed."""
+def run_suite(seeds: int, cases: str = "") -> None:
+    """Every case with `cases` in its name, under every seed; raises at the first thing that is noticed."""
     first: dict[Case, list[RankSeen]] = {}
     for seed in range(seeds):
-        for case in CASES:
+        for case in (each for each in CASES if cases in each.name):
             seen = run_case(case, seed)
             check_case(case, seen)
             for ours, others in zip(seen, first.setdefault(case, seen), strict=True):
@@ -218,7 +289,7 @@ def describe(error: BaseException) -> str:
     return line if isinstance(error, Caught) else f"{type(error).__name__}: {line}"
 
 
-def trial_process(include: Path, cache: Path, seeds: int, pipe: Connection) -> None:
+def trial_process(include: Path, cache: Path, seeds: int, cases: str, pipe: Connection) -> None:
     """Body of a trial's process: sends what the suite noticed ("": nothing), or the JitError of the build."""
     os.environ.update(DEEP_MOE_CACHE_DIR=str(cache), DEEP_MOE_TIMEOUT=str(WAIT_SECONDS), DEEP_MOE_JIT="allow")
     torch.set_num_threads(1)
@@ -226,7 +297,7 @@ def trial_process(include: Path, cache: Path, seeds: int, pipe: Connection) -> N
     paths.use_include_dir(include)
     verdict: str | JitError = ""
     try:
-        run_suite(seeds)
+        run_suite(seeds, cases)
     except JitError as error:
         verdict = error
     except (DeepMoeError, Caught) as error:
@@ -278,7 +349,8 @@ def try_mutant(mutant: Mutant | None, seeds: int, folder: Path, limit: float = T
         if mutant:
             (include / "deep_moe" / mutant.file).write_text(mutated(mutant, folder / "include"), encoding="utf-8")
         ours, theirs = _context().Pipe()
-        process = _context().Process(target=trial_process, args=(include, folder / "cache", seeds, theirs))
+        arguments = include, folder / "cache", seeds, mutant.cases if mutant else "", theirs
+        process = _context().Process(target=trial_process, args=arguments)
         process.start()
         theirs.close()
         verdict = _verdict(process, ours, limit)

@@ -9,18 +9,20 @@ from deep_moe.testing import mutation
 from deep_moe.testing.mutants import MUTANTS
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
-# Ways of noticing, and faults that the first case shows.
+# Ways of noticing, and faults that the first of their cases shows.
 SOME = {
     "arrivals: told relaxed": "Protocol: ",
     "mma: half of the scale group": "error too large: ",
     "receive: statistics overwritten": "statistics wrong: ",
+    "mxfp4: 0.5 a code too high": "error too large: MXFP4, subnormal weights: ",
 }
 
 
 def test_mutants_fit_the_headers():
-    """Every mutant's text is in the headers as often as it says, and names are unique."""
+    """Every mutant's text is in the headers as often as it says, names are unique, and each has cases."""
     for mutant in MUTANTS:
         assert mutation.mutated(mutant, include_dir())
+        assert any(mutant.cases in case.name for case in mutation.CASES), mutant.name
     assert len(BY_NAME) == len(MUTANTS)
 
 

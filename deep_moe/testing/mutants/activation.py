@@ -36,16 +36,19 @@ ACTIVATION = (
     Mutant(
         "swapped bias: weighted in L1",
         "epi/swapped.h",
-        "hw::add(sum[p][i], bias[p][i / 2])",
-        "hw::fma(rows.meta[i % 2].weight, bias[p][i / 2], sum[p][i])",
+        "hw::add(value, bias[p][i / 2 % 2])",
+        "hw::fma(rows.weight(i / 4, i % 2), bias[p][i / 2 % 2], value)",
     ),
     Mutant(
-        "swapped bias: top-k weight of the first row", "epi/swapped.h", "rows.meta[i % 2].weight", "rows.meta[0].weight"
+        "swapped bias: top-k weight of the first row",
+        "epi/swapped.h",
+        "rows.weight(i / 4, i % 2)",
+        "rows.weight(i / 4, 0)",
     ),
     Mutant(
         "swapped bias: of one warpgroup's pieces for both",
         "epi/swapped.h",
-        "kIsL1 ? thread.math_warp / 4 * kL1Pieces + p : 0",
-        "kIsL1 ? p : 0",
+        "first_group<kKind>(thread.math_warp) + p);\n            const float*",
+        "first_group<kKind>(0) + p);\n            const float*",
     ),
 )

@@ -256,15 +256,15 @@ EXCHANGE = (
     ),
     Mutant(
         "direct rows: scales of the first K block",
-        "roles/swapped_math.h",
+        "mma/swapped_fp8.h",
         "            if (direct) ++operands.row_scales[0], ++operands.row_scales[1];\n",
         "",
     ),
     Mutant(
         "early weights: behind the matrix",
         "comm/early_weights.h",
-        "hw::bulk_prefetch(from + at, kPiece);",
-        "hw::bulk_prefetch(from + at + kBudget, kPiece);",
+        "hw::bulk_prefetch(from + at, ",
+        "hw::bulk_prefetch(from + at + kBudget, ",
     ),
     Mutant(
         "pull: no proxy fence before reading staged rows",

@@ -59,10 +59,12 @@ PIPELINE = (
     Mutant(
         "barriers: empty expects one warp less",
         "kernels/context.h",
-        "hw::mbarrier_init(barrier(barriers().empty(i)), kNumMathWarps);",
-        "hw::mbarrier_init(barrier(barriers().empty(i)), kNumMathWarps - 1);",
+        "hw::mbarrier_init(barrier(barriers().empty(i)), kConfig.math_warps());",
+        "hw::mbarrier_init(barrier(barriers().empty(i)), kConfig.math_warps() - 1);",
     ),
-    Mutant("barriers: task_empty forgets LoadA", "kernels/context.h", "1 + kNumMathWarps", "kNumMathWarps"),
+    Mutant(
+        "barriers: task_empty forgets LoadA", "kernels/context.h", "1 + kConfig.math_warps()", "kConfig.math_warps()"
+    ),
     Mutant("barriers: not fenced before use", "kernels/context.h", "        hw::fence_mbarrier_init();\n", ""),
     Mutant("epoch: of the last launch", "kernels/context.h", "->epoch) + 1", "->epoch)"),
     Mutant("state: not published to the block", "kernels/sm90_fp8.cuh", "    hw::sync_block();\n", ""),
@@ -149,7 +151,7 @@ PIPELINE = (
     Mutant(
         "loadB: a weight tile as if it were narrow",
         "roles/load.h",
-        "from + i * kWeightBlockBytes",
+        "from + i * kBlockBytes",
         "from + i * part_bytes",
         2,
     ),

@@ -114,42 +114,40 @@ TILES = (
         "if (math_warp == 0 && hw::lane_idx() == 0)",
     ),
     # Swapped operands
-    Mutant("swapped: one group of weight rows for both", "roles/swapped_math.h", "p * kNextWeights + k", "k"),
-    Mutant("swapped: rows of a stage's first K block", "roles/swapped_math.h", "(kIsL1 ? 0 : p * kRowBytes) + k", "k"),
+    Mutant("swapped: one group of weight rows for both", "mma/swapped_fp8.h", "p * kNextWeights + k", "k"),
+    Mutant("swapped: rows of a stage's first K block", "mma/swapped_fp8.h", "(kIsL1 ? 0 : p * kRowBytes) + k", "k"),
     Mutant(
         "swapped: K blocks beyond the last",
-        "roles/swapped_math.h",
+        "mma/swapped_fp8.h",
         "multiply_stage<kKind, kRest>(",
         "multiply_stage<kKind, kPieces>(",
     ),
+    Mutant("swapped: the last K blocks left out", "mma/swapped_fp8.h", "constexpr (kRest != 0)", "constexpr (false)"),
+    Mutant("swapped: scale of the other 128 weight rows", "mma/swapped_fp8.h", "% 2;  // of", "% 2 ^ 1;  // of"),
+    Mutant("swapped: scale of the gate for up", "mma/swapped_fp8.h", "(kIsL1 ? i : half)", "(kIsL1 ? 0 : half)"),
     Mutant(
-        "swapped: the last K blocks left out", "roles/swapped_math.h", "constexpr (kRest != 0)", "constexpr (false)"
+        "swapped: scales of the last stage", "mma/swapped_fp8.h", "weight_scales += kBlocks * ", "weight_scales += "
     ),
-    Mutant("swapped: scale of the other 128 weight rows", "roles/swapped_math.h", "% 2;  // of", "% 2 ^ 1;  // of"),
-    Mutant("swapped: scale of the gate for up", "roles/swapped_math.h", "(kIsL1 ? i : half)", "(kIsL1 ? 0 : half)"),
-    Mutant(
-        "swapped: scales of the last stage", "roles/swapped_math.h", "weight_scales += kBlocks * ", "weight_scales += "
-    ),
-    Mutant("swapped: no activation scale", "roles/swapped_math.h", "hw::mul(x_sf[i % 2], w_sf[i / 2])", "w_sf[i / 2]"),
-    Mutant("swapped: scales of the other row", "roles/swapped_math.h", "x_sf[i % 2], w_sf", "x_sf[i / 2], w_sf"),
-    Mutant("swapped: first instruction accumulates", "roles/swapped_math.h", "k != 0);", "true);"),
+    Mutant("swapped: no activation scale", "mma/swapped_fp8.h", "hw::mul(x_sf[i % 2], w_sf[i / 2])", "w_sf[i / 2]"),
+    Mutant("swapped: scales of the other row", "mma/swapped_fp8.h", "x_sf[i % 2], w_sf", "x_sf[i / 2], w_sf"),
+    Mutant("swapped: first instruction accumulates", "mma/swapped_fp8.h", "k != 0);", "true);"),
     Mutant(
         "swapped: stage released while it is read",
-        "roles/swapped_math.h",
+        "mma/swapped_fp8.h",
         "        hw::wgmma_wait<0>();\n        release(ctx, stage);\n",
         "        release(ctx, stage);\n        hw::wgmma_wait<0>();\n",
     ),
     Mutant(
         "swapped: tile does not wait for its stage",
-        "roles/swapped_math.h",
+        "mma/swapped_fp8.h",
         "        if (!is_last && !next_full) wait_full(ctx, stage);\n",
         "",
     ),
     Mutant(
         "swapped: both warpgroups take the same L2 tiles",
         "roles/swapped_math.h",
-        "l2_tiles++ % kNumMathWarpgroups == math_warp / 4",
-        "l2_tiles++ % kNumMathWarpgroups == 0",
+        "l2_tiles++ % kConfig.math_warpgroups() == math_warp / 4",
+        "l2_tiles++ % kConfig.math_warpgroups() == 0",
     ),
     Mutant(
         "swapped: the other warpgroup's tile skipped without waiting",
@@ -172,14 +170,15 @@ TILES = (
     Mutant(
         "swapped: maxima exchanged through one bank",
         "epi/swapped.h",
-        "barrier.meetings % 2 * (kNumMathWarps * kSwappedBlockM)",
+        "barrier.meetings % 2 * (kWarps * kConfig.block_m)",
         "0",
     ),
     Mutant(
-        "swapped: maxima of one warpgroup",
+        "swapped: maxima of half the warps",
         "epi/swapped.h",
-        "warp < kNumMathWarps; ++warp",
-        "warp < kNumMathWarps / 2; ++warp",
+        "warp < kWarps; warp += kWarpsAtOnce",
+        "warp < kWarps / 2; warp += kWarpsAtOnce",
+        cases="MXFP4",
     ),
     Mutant("swapped: maxima of half the lanes", "epi/swapped.h", "mask < kWarpSize;", "mask < kWarpSize / 2;"),
     Mutant(
@@ -198,14 +197,14 @@ TILES = (
     Mutant(
         "swapped: both rows of a lane are its first",
         "epi/swapped.h",
-        "return quad_lane * 2 + r;",
-        "return quad_lane * 2;",
+        "return first + r;",
+        "return first;",
     ),
     # Epilogues
     Mutant(
         "swiglu: maxima exchanged through one bank",
         "epi/swiglu_quantise.h",
-        "barrier.meetings % 2 * (kNumMathWarpgroups * 64)",
+        "barrier.meetings % 2 * (kFp8MathWarpgroups * 64)",
         "0",
     ),
     Mutant(

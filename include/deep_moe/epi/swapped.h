@@ -2,7 +2,8 @@
 // What a thread holds of such a tile, its biases, and both epilogues.
 //
 // Value by value the arithmetic is that of the other tiles (mma/promote.h, epi/activation.h, epi/biases.h), and tensor
-// cores give the same bits either way (bench/experiments/wgmma_widths.cu).
+// cores give the same bits either way (bench/experiments/wgmma_widths.cu): with MXFP4 weights those of all heights, but
+// not those of equal FP8 weights, as K has another order (layout/weights.h).
 #pragma once
 
 #include "deep_moe/epi/swiglu_quantise.h"
