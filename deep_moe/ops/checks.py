@@ -21,6 +21,15 @@ def check_dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:
         raise ValueError(f"{name} has dtype {tensor.dtype}; it must be {types}: convert it first")
 
 
+def check_mma_type(name: str, tensor: Tensor, others: Sequence[torch.dtype], mma_type: str, other: str) -> None:
+    """Weights of a dtype that another mma_type has are not to be converted."""
+    if isinstance(tensor, Tensor) and tensor.dtype in others:
+        raise ValueError(
+            f"{name} has dtype {tensor.dtype}, which are weights of a problem with mma_type {other!r}; this one has "
+            f"{mma_type!r}"
+        )
+
+
 def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}; it must be on {device}: move it with .to({str(device)!r})")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from .checks import check_matrix, overlap
+from .checks import check_matrix, check_mma_type, overlap
 from .weight_format import BLOCK, GROUP, PAIR, QUAD, EncodingReport, Format, Matrix, scales_by_block
 
 E4M3 = torch.float8_e4m3fn
@@ -26,6 +26,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _check(
     name: str, values: Any, scales: Any, shape: Sequence[int], letters: tuple[str, str], device: Any
 ) -> tuple[Tensor, Tensor]:
+    check_mma_type(name, values, (torch.uint8, torch.int8), "fp8xfp8", "fp8xmxfp4")
     check_matrix(name, values, shape, f"[experts, {letters[0]}, {letters[1]}]", device, E4M3)
     sf_shape = (shape[0], _blocks(shape[1]), _blocks(shape[2]))
     check_matrix(f"{name} scales", scales, sf_shape, "one per 128x128 block", device, torch.float32)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from .checks import check_device, check_dtype, check_matrix, check_shape, check_tensor
+from .checks import check_device, check_dtype, check_matrix, check_mma_type, check_shape, check_tensor
 from .weight_format import BLOCK, GROUP, PAIR, QUAD, EncodingReport, Format, Matrix, scales_by_block
 
 E8M0 = torch.float8_e8m0fnu
@@ -60,6 +60,7 @@ def _check(
     """As (u8 [experts, rows, K/32, 16], scales)."""
     (experts, rows, columns), (n, k) = shape, letters
     check_tensor(name, values)
+    check_mma_type(name, values, (torch.float8_e4m3fn,), "fp8xmxfp4", "fp8xfp8")
     check_dtype(name, values, torch.uint8, torch.int8)
     check_device(name, values, device)
     groups = columns // K_GROUP

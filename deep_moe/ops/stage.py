@@ -21,7 +21,7 @@ def stage(
     routed_scaling_factor: float = 1.0,
     check: bool | None = None,
 ) -> None:
-    """Stages T tokens for the next `fp8_mega_moe`. Local, asynchronous on the current stream, capturable.
+    """Stages T tokens for the next layer. Local, asynchronous on the current stream, capturable.
 
     Args:
         buffer: of this rank.

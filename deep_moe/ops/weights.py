@@ -192,7 +192,7 @@ def transform_weights(
 
 
 def check_weights(name: str, weights: Any, buffer: Any) -> None:
-    """TypeError or ValueError unless `weights` is what fp8_mega_moe needs as its argument `name` ("l1" or "l2")."""
+    """TypeError or ValueError unless `weights` is what the layer needs as its argument `name` ("l1" or "l2")."""
     if not isinstance(weights, TransformedWeights):
         raise TypeError(f"{name} is a {type(weights).__name__}; it must come from deep_moe.transform_weights")
     problem = buffer.problem

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -168,7 +169,11 @@ def test_wrong_arguments_are_named():
     fp8 = q.view(torch.float8_e4m3fn)
     refused(TypeError, ["down", "Tensor", "(e2m1 codes, one power of two per 32 of K)"], down=q)
     refused(TypeError, ["down", "list", "torch.Tensor"], down=([1], sf))
-    refused(ValueError, ["down has dtype torch.float8_e4m3fn", "torch.uint8 or torch.int8"], down=(fp8, sf))
+    refused(
+        ValueError,
+        ["down has dtype torch.float8_e4m3fn", "mma_type 'fp8xfp8'; this one has 'fp8xmxfp4'"],
+        down=(fp8, sf),
+    )
     refused(ValueError, ["down has shape [2, 192, 47]", "[experts, H, I/2] = [2, 192, 48]"], down=(q[:, :, 1:], sf))
     blocks = q.unflatten(2, (-1, 8))
     refused(ValueError, ["[2, 192, 6, 8]", "[experts, H, I/32, 16] = [2, 192, 3, 16]"], down=(blocks, sf))
@@ -235,3 +240,11 @@ def test_random_weights_are_exact():
     assert torch.equal(l1.dequantize(), torch.cat([reference.dequantize_mxfp4(*pair) for pair in weights.gate_up], 1))
     assert l2.dequantize().std() == pytest.approx(96**-0.5, rel=0.1)
     assert set(codes_of(weights.down[0]).unique().tolist()) == set(range(16))
+
+
+@pytest.mark.parametrize("mma_type, other", [("fp8xfp8", "fp8xmxfp4"), ("fp8xmxfp4", "fp8xfp8")])
+def test_weights_of_the_other_mma_type_are_not_to_be_converted(mma_type, other):
+    problem = replace(problem_of(256, 128), mma_type=mma_type)
+    weights = testing.random_weights(replace(problem, mma_type=other))
+    with pytest.raises(ValueError, match=f"gate has dtype .* mma_type '{other}'; this one has '{mma_type}'"):
+        deep_moe.transform_weights(problem, weights.gate_up, weights.down)

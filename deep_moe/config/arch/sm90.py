@@ -36,7 +36,7 @@ FEW_PAIRS = 16
 # Units in the ring besides the lag. One is what the order needs; with two more the rows of a unit are pulled while the
 # last tiles of the blocks before them still run (1 to 2 % from 1024 tokens on).
 RING_UNITS = 3
-RING_ALIGNMENT = 128  # rows; every block_m divides it
+RING_ALIGNMENT = 128  # rows; of 24-row blocks the ring holds as many as fit
 
 # Measured on one H200, promoted every 128 of K, times in µs.
 NUM_SMS = 132
@@ -152,7 +152,7 @@ def _tokens_within(geometry: "_C.Config", most_rows: int) -> int:
     hits = min(1.0, geometry.num_topk / geometry.num_experts)
     margin = ROWS_MARGIN * sqrt(1 - hits)
     rows = ((sqrt(margin**2 + 4 * most_rows) - margin) / 2) ** 2
-    return int(rows * geometry.num_experts / (geometry.num_ranks * geometry.num_topk))
+    return int(rows * geometry.num_experts / (geometry.num_ranks * geometry.num_topk) + 1e-9)
 
 
 def _ring_rows(variant: "_C.Config") -> int:

@@ -1,6 +1,7 @@
 // Staging: puts a rank's tokens into its symmetric buffer. One block per token, a warp for every 512 channels.
 //
-// Activations come as bf16 and are quantised (epi/quantise.h), or come quantised and are copied. Expert ids are made
+// Activations come as bf16 and are quantised (epi/quantise.h), or come quantised and are copied; either way they are
+// stored in the order of the layer's weights (activation_byte_of). Expert ids are made
 // int32, anything outside [0, E) becomes -1; top-k weights are multiplied by the routed scaling factor. Tokens at or
 // beyond the count are not touched.
 #pragma once

@@ -23,7 +23,7 @@ constexpr u32 kSwappedBlockM = 8;       // the narrowest N of a wgmma
 constexpr u32 kMaxDirectRows = 32;      // of one rank alone that are not pulled (comm/direct_rows.h),
 constexpr u32 kMaxDirectTokens = 4;     // of at most so many tokens
 constexpr u32 kMaxOrderBlocks = 65536;  // of lag and unit: their rows fit 32 bits
-constexpr u32 kFp8MathWarpgroups = 2, kMxfp4MathWarpgroups = 4, kMaxMathWarpgroups = 4;
+constexpr u32 kFp8MathWarpgroups = 2, kMxfp4MathWarpgroups = 4;
 constexpr u32 kNumDispatchWarps = 2;
 
 struct MegaMoeConfig {

@@ -31,7 +31,7 @@ enum class TraceKind : u32 {
     // math
     WaitFirstStage,  // tile
     Multiply,        // tile, from its first stage on; stalled: for the others
-    Epilogue,        // tile; stalled: for the other warpgroup
+    Epilogue,        // tile; stalled: for the other warpgroups
     WaitDone,        // for all ranks' last tiles
     Combine,
     kCount

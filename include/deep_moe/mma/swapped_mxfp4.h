@@ -1,8 +1,8 @@
 // The K blocks of a tile with MXFP4 weights. Each warpgroup decodes its 64 weight rows of a stage to registers, which are
 // A of the wgmma; B are the rows, in shared memory.
 //
-// NOTES: every instruction counts: with four warpgroups the loop has 154 for each warp and K block, of which decoding takes
-// 71, and its time follows their number. Fragments of the next K block decoded between the wgmmas, warpgroups or pairs of
+// NOTES: every instruction counts: with four warpgroups and 32 rows the loop has 154 for each warp and K block, of which
+// decoding takes 71, and its time follows their number. Fragments of the next K block decoded between the wgmmas, warpgroups or pairs of
 // them that issue in turns, or that begin one after the other: none was faster (bench/NOTES.md).
 #pragma once
 
