@@ -1,0 +1,214 @@
+"""Faults with MXFP4 weights: decoding, the tile in registers, epilogues of several chunks, the order of activations."""
+
+from .mutant import Mutant
+
+ALL, SUBNORMAL = "MXFP4", "MXFP4, subnormal"  # the cases that notice them
+ROWS_24, ROWS_64, DIRECT = "MXFP4, 24-row", "MXFP4, 64-row", "MXFP4, 8-row tiles, rows"
+
+MXFP4 = (
+    # Tables of magnitudes
+    Mutant("mxfp4: 0.5 a code too high", "mma/mxfp4.h", "(16u << 8)", "(15u << 8)", cases=SUBNORMAL),
+    Mutant("mxfp4: 6 a code too low", "mma/mxfp4.h", "(12u << 24)", "(11u << 24)", cases=ALL),
+    Mutant("mxfp4: zero with an exponent", "mma/mxfp4.h", "0x08080800u", "0x08080808u", cases=ALL),
+    Mutant("mxfp4: exponent 0, 1 for 0.5", "mma/mxfp4.h", "0x03020100", "0x03020200", cases=SUBNORMAL),
+    Mutant("mxfp4: exponent 1, 2 a code too high", "mma/mxfp4.h", "0x14100c08", "0x14100c09", cases=SUBNORMAL),
+    Mutant("mxfp4: exponent 2, 0.5 a code too low", "mma/mxfp4.h", "0x0c080400", "0x0c080300", cases=SUBNORMAL),
+    # Where they are not normal
+    Mutant(
+        "mxfp4: subnormals from one exponent further down",
+        "mma/mxfp4.h",
+        "kMxfp4NormalExponent = 3;",
+        "kMxfp4NormalExponent = 2;",
+        cases=SUBNORMAL,
+    ),
+    Mutant(
+        "mxfp4: subnormals only where all are",
+        "mma/mxfp4.h",
+        "(exponents + kToBit7 & 0x80808080) == 0x80808080",
+        "(exponents + kToBit7 & 0x80808080) != 0",
+        cases=SUBNORMAL,
+    ),
+    Mutant(
+        "mxfp4: subnormals of the second row only",
+        "mma/mxfp4.h",
+        "of[i] = mxfp4_magnitudes(",
+        "of[i] = i < 2 ? of[i] : mxfp4_magnitudes(",
+        cases=SUBNORMAL,
+    ),
+    # Fragments
+    Mutant("mxfp4: exponents of the other row", "mma/mxfp4.h", "of[v * 2 + i / 2]", "of[2 - v * 2 + i / 2]", cases=ALL),
+    Mutant("mxfp4: exponents of the other half", "mma/mxfp4.h", "of[v * 2 + i / 2]", "of[v * 2 + i % 2]", cases=ALL),
+    Mutant("mxfp4: elements 0 to 3 again", "mma/mxfp4.h", "selector >> 16", "selector", cases=ALL),
+    Mutant("mxfp4: signs of elements 0 to 3 again", "mma/mxfp4.h", "(word << 4 & ", "(word & ", cases=ALL),
+    Mutant(
+        "mxfp4: codes of one row for both",
+        "mma/swapped_mxfp4.h",
+        "hw::load_shared(words + kWarpSize)",
+        "hw::load_shared(words)",
+        cases=ALL,
+    ),
+    Mutant(
+        "mxfp4: exponents of the other lanes of a quad",
+        "mma/swapped_mxfp4.h",
+        "thread.quad_lane / 2",
+        "thread.quad_lane % 2",
+        cases=ALL,
+    ),
+    # The K blocks of a tile
+    Mutant(
+        "swapped mxfp4: the first piece for all", "mma/swapped_mxfp4.h", " + piece * kMxfp4PieceBytes;", ";", cases=ALL
+    ),
+    Mutant(
+        "swapped mxfp4: one piece of L2 for all",
+        "epi/swapped.h",
+        "kWarpgroupRows ? 0 : math_warp / 4;",
+        "kWarpgroupRows ? 0 : 0;",
+        cases=ALL,
+    ),
+    Mutant("swapped mxfp4: first instruction accumulates", "mma/swapped_mxfp4.h", "i != 0)", "true)", cases=ALL),
+    Mutant("swapped mxfp4: registers not fenced", "mma/swapped_mxfp4.h", "hw::wgmma_fence();", "", cases=ALL),
+    Mutant(
+        "swapped mxfp4: partial read while it is computed",
+        "mma/swapped_mxfp4.h",
+        "hw::wgmma_wait<0>();\n            if",
+        "hw::wgmma_wait<1>();\n            if",
+        cases=ROWS_64,
+    ),
+    Mutant(
+        "swapped mxfp4: stage released while it is read",
+        "mma/swapped_mxfp4.h",
+        "            hw::wgmma_wait<0>();\n"
+        "            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);\n"
+        "            release(ctx, stage);\n",
+        "            release(ctx, stage);\n"
+        "            hw::wgmma_wait<0>();\n"
+        "            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);\n",
+        cases=ROWS_64,
+    ),
+    Mutant(
+        "swapped mxfp4: stage released before its scales are read",
+        "mma/swapped_mxfp4.h",
+        "            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);\n"
+        "            release(ctx, stage);\n",
+        "            release(ctx, stage);\n"
+        "            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);\n",
+        cases=ROWS_64,
+    ),
+    Mutant(
+        "swapped mxfp4: next stage not awaited",
+        "mma/swapped_mxfp4.h",
+        "            if (!next_full) wait_full(ctx, stage);\n",
+        "",
+        cases=ROWS_64,
+    ),
+    Mutant("swapped mxfp4: scale of 128 L2 rows for all", "mma/swapped_mxfp4.h", "piece / 2", "0", cases=SUBNORMAL),
+    Mutant("swapped mxfp4: scale of the gate for up", "mma/swapped_mxfp4.h", "kIsL1 ? i :", "kIsL1 ? 0 :", cases=ALL),
+    Mutant(
+        "swapped mxfp4: activation scales of the first stage",
+        "mma/swapped_mxfp4.h",
+        "first + stage.slot * kConfig.block_m + ",
+        "first + ",
+        cases=ALL,
+    ),
+    Mutant(
+        "swapped mxfp4: activation scales of the first chunk",
+        "mma/swapped_mxfp4.h",
+        "x_sf[i / 4].of_row",
+        "x_sf[0].of_row",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "swapped mxfp4: direct scales of the first K block",
+        "mma/swapped_mxfp4.h",
+        "++next[0], ++next[1];",
+        "",
+        cases=DIRECT,
+    ),
+    # Several chunks of rows
+    Mutant(
+        "chunks: a maximum of an odd number in the next row",
+        "epi/swapped.h",
+        "first += kHave - kKept;",
+        "first += kKept;",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "chunks: of 24 rows a lane joins as of a power of two",
+        "epi/swapped.h",
+        "kConfig.block_m == 24 ? 16 : kConfig.block_m / 2",
+        "kConfig.block_m / 2",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "chunks: maxima of the first chunk",
+        "epi/swapped.h",
+        "c * 4 + thread.quad_lane",
+        "thread.quad_lane",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "chunks: one row too many is valid",
+        "epi/swapped.h",
+        "thread_.chunk(chunk).row(r) < task_.rows",
+        "thread_.chunk(chunk).row(r) <= task_.rows",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "chunks: weight of the first chunk's row",
+        "epi/swapped.h",
+        "rows.weight(i / 2, i % 2)",
+        "rows.weight(0, i % 2)",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "chunks: biases weighted as in the first chunk",
+        "epi/swapped.h",
+        "rows.weight(i / 4, i % 2)",
+        "rows.weight(0, i % 2)",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "chunks: to the first chunk's rows",
+        "epi/swapped.h",
+        "hw::load(&meta(chunk, r)->slot_row)",
+        "hw::load(&meta(0, r)->slot_row)",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "chunks: channels beyond hidden are stored",
+        "epi/swapped.h",
+        " && column < kConfig.hidden;",
+        ";",
+        cases=ALL,
+    ),
+    # The order of activations
+    Mutant(
+        "order of K: staged as they come",
+        "kernels/stage.cuh",
+        "activation_byte_of(kConfig.mma_type, channel))",
+        "channel)",
+        cases=ALL,
+    ),
+    Mutant(
+        "order of K: copied as they come",
+        "kernels/stage.cuh",
+        "activation_byte_of(kConfig.mma_type, i + 8 * j)",
+        "i + 8 * j",
+        cases=ROWS_64,
+    ),
+    Mutant(
+        "order of K: intermediate in that of channels",
+        "epi/swapped.h",
+        "activation_byte_of(kConfig.mma_type, channel / 2 * 2)",
+        "channel / 2 * 2",
+        cases=ALL,
+    ),
+    # With four warpgroups
+    Mutant(
+        "barriers: math expects the warps of FP8",
+        "kernels/context.h",
+        "hw::mbarrier_init(barrier(barriers().math()), kConfig.math_warps());",
+        "hw::mbarrier_init(barrier(barriers().math()), kFp8MathWarpgroups * 4);",
+        cases=ALL,
+    ),
+)
