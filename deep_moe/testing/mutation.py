@@ -100,9 +100,9 @@ LONE_LAYERS = (  # up to 256 entries, which is 64 tokens, a lone rank routes in 
 # A lone rank does not pull the rows of up to four tokens with up to 32 entries: here of all but the first layer.
 DIRECT_LAYERS = (
     Layer((4,), "random"),
+    Layer((1,), "to_expert", 0),  # two blocks
     Layer((3,), "with_holes"),
     Layer((3,), "duplicates"),
-    Layer((1,), "to_expert", 0),
 )
 # As gpt-oss has it, in one case of every tile height; the others have neither.
 OSS = dict(activation="swigluoai", clamp=1.5, bias=True)

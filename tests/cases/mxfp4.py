@@ -9,6 +9,7 @@ from mxfp4_cases import random_mxfp4
 
 import deep_moe
 from deep_moe import _C, testing
+from deep_moe.testing.mutation import subnormal_weights
 
 HEIGHTS = [8, 16, 24, 32, 64]
 LARGEST = 127  # exponent code of a block's largest group in these tests
@@ -40,6 +41,7 @@ def test_every_height(worlds, block_m):
     for pattern in (world.routing.random, world.routing.with_holes, world.routing.duplicates):
         world.call_and_check(world.inputs([bound, bound - 1], pattern), bound=bound)
     world.call_and_check(world.inputs([0, bound]), bound=bound)
+    world.call_and_check(world.inputs([bound, 1], quantised=True), bound=bound)
 
 
 def test_same_bits_at_every_height(worlds):
@@ -94,6 +96,18 @@ def test_every_code_with_every_exponent(device, spread):
         found = torch.stack([codes & 15, codes >> 4]).unique()
         assert len(found) == 16 and len(scales.unique()) == spread + 1
     check_weights(device, scaled_down(weights), problem)
+
+
+def test_every_magnitude_that_is_an_e4m3_subnormal(device):
+    """Of each expert one magnitude, whose exponents are the smallest but for weights that are multiplied by zero: a
+    wrong entry of a decoder's tables is a wrong result."""
+    problem = problem_of(num_experts=7, hidden=512, intermediate=256, max_tokens_per_rank=28)
+    with testing.World(problem, 1, device, subnormal_weights(problem)) as world:
+        assert all(part.report.groups == 0 for part in (world.ranks[0].l1, world.ranks[0].l2))
+        inputs = world.inputs([28])
+        inputs[0].x[:, torch.arange(problem.hidden) % 128 // 32 == 1] = 0
+        inputs[0].topk_idx[:, 0] = torch.arange(28) % 7
+        world.call_and_check(inputs)
 
 
 def scaled_down(weights: testing.Weights) -> testing.Weights:
