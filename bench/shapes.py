@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import deep_moe
+from deep_moe.ops import OPS
 
 WEIGHT_BITS = {"fp8xfp8": 32, "fp8xmxfp4": 17}  # of four weights
 
@@ -47,7 +48,7 @@ class Shape:
     @property
     def op(self) -> Callable[..., None]:
         """The layer's function."""
-        return getattr(deep_moe, {"fp8xfp8": "fp8_mega_moe", "fp8xmxfp4": "fp8_mxfp4_mega_moe"}[self.mma_type])
+        return getattr(deep_moe, OPS[self.mma_type].__name__)
 
     def flops(self, num_tokens: int) -> int:
         """Of the two GEMMs for one rank's tokens."""

@@ -233,8 +233,8 @@ EXCHANGE = (
     Mutant(
         "direct rows: scales of the block's first row",
         "comm/direct_rows.h",
-        "scales(ctx) + token_of(ctx, block, row)",
-        "scales(ctx) + token_of(ctx, block, 0)",
+        "min_of(row, task.rows - 1u)",
+        "0u",
     ),
     Mutant(
         "direct rows: pulled all the same",

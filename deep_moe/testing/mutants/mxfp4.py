@@ -78,20 +78,18 @@ MXFP4 = (
         "swapped mxfp4: stage released while it is read",
         "mma/swapped_mxfp4.h",
         "            hw::wgmma_wait<0>();\n"
-        "            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);\n"
+        "            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);\n"
         "            release(ctx, stage);\n",
         "            release(ctx, stage);\n"
         "            hw::wgmma_wait<0>();\n"
-        "            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);\n",
+        "            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);\n",
         cases=ROWS_64,
     ),
     Mutant(
         "swapped mxfp4: stage released before its scales are read",
         "mma/swapped_mxfp4.h",
-        "            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);\n"
-        "            release(ctx, stage);\n",
-        "            release(ctx, stage);\n"
-        "            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);\n",
+        "            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);\n            release(ctx, stage);\n",
+        "            release(ctx, stage);\n            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);\n",
         cases=ROWS_64,
     ),
     Mutant(
@@ -112,9 +110,9 @@ MXFP4 = (
     ),
     Mutant(
         "swapped mxfp4: activation scales of the first chunk",
-        "mma/swapped_mxfp4.h",
-        "x_sf[i / 4].of_row",
-        "x_sf[0].of_row",
+        "epi/swapped.h",
+        "x_sf[i / 4][i % 2]",
+        "x_sf[0][i % 2]",
         cases=ROWS_24,
     ),
     Mutant(

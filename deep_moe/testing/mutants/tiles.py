@@ -128,8 +128,15 @@ TILES = (
     Mutant(
         "swapped: scales of the last stage", "mma/swapped_fp8.h", "weight_scales += kBlocks * ", "weight_scales += "
     ),
-    Mutant("swapped: no activation scale", "mma/swapped_fp8.h", "hw::mul(x_sf[i % 2], w_sf[i / 2])", "w_sf[i / 2]"),
-    Mutant("swapped: scales of the other row", "mma/swapped_fp8.h", "x_sf[i % 2], w_sf", "x_sf[i / 2], w_sf"),
+    Mutant(
+        "swapped: no activation scale",
+        "epi/swapped.h",
+        "hw::mul(x_sf[i / 4][i % 2], w_sf[i / 2 % 2])",
+        "w_sf[i / 2 % 2]",
+    ),
+    Mutant(
+        "swapped: scales of the other row", "epi/swapped.h", "x_sf[i / 4][i % 2], w_sf", "x_sf[i / 4][i / 2 % 2], w_sf"
+    ),
     Mutant("swapped: first instruction accumulates", "mma/swapped_fp8.h", "k != 0);", "true);"),
     Mutant(
         "swapped: stage released while it is read",

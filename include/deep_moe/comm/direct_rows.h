@@ -66,9 +66,9 @@ struct DirectRows {
         const u32 entry = entry_of(ctx, block, row);
         return row_meta(kConfig, 0, entry, hw::load_shared(weights(ctx) + entry));
     }
-    // [K blocks]
-    static DM_DEVICE const float* scales_of(const Context<kConfig>& ctx, u32 block, u32 row) {
-        return scales(ctx) + token_of(ctx, block, row) * kKBlocks;
+    // [K blocks]; of a row that is not there those of the tile's last.
+    static DM_DEVICE const float* scales_of(const Context<kConfig>& ctx, const TileTask& task, u32 row) {
+        return scales(ctx) + token_of(ctx, task.block, min_of(row, task.rows - 1u)) * kKBlocks;
     }
 
 private:

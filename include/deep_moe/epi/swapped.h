@@ -29,6 +29,15 @@ struct SwappedTile {
         if (kKind == TaskKind::L1) return math_warp / 4 * kL1Pieces;
         return kConfig.l2_block_n() == kWarpgroupRows ? 0 : math_warp / 4;
     }
+
+    // One K block, in the order of mma/promote.h. x_sf: of the thread's two rows in each chunk; w_sf: of its weight rows.
+    static DM_DEVICE void promote(Piece& sum, Piece& partial, const float (&x_sf)[kChunks][2], const float (&w_sf)[2]) {
+        DM_UNROLL
+        for (float& each : partial) hw::wgmma_touch(each);
+        DM_UNROLL
+        for (u32 i = 0; i < kChunks * 4; ++i)
+            sum[i] = hw::fma(partial[i], hw::mul(x_sf[i / 4][i % 2], w_sf[i / 2 % 2]), sum[i]);
+    }
 };
 
 struct SwappedThread {

@@ -10,8 +10,9 @@ namespace deep_moe {
 template <MegaMoeConfig kConfig>
 struct SwappedFp8 {
     using Stage = RingPosition<Context<kConfig>::kStages>;
-    using Piece = typename SwappedTile<kConfig>::Piece;
-    using Sum = typename SwappedTile<kConfig>::Sum;
+    using Tile = SwappedTile<kConfig>;
+    using Piece = typename Tile::Piece;
+    using Sum = typename Tile::Sum;
 
     // The tile's first stage has come.
     template <TaskKind kKind>
@@ -22,7 +23,7 @@ struct SwappedFp8 {
         constexpr u32 kPieces = kIsL1 ? kL1Pieces : kStageBlocks, kBlocks = kIsL1 ? 1 : kStageBlocks;
         constexpr u32 kRest = (kIsL1 ? kConfig.l1_k_blocks() : kConfig.l2_k_blocks()) % kBlocks;
         const u32 whole = ctx.k_blocks(kKind) / kBlocks;
-        const u32 first_group = SwappedTile<kConfig>::template first_group<kKind>(thread.math_warp);
+        const u32 first_group = Tile::template first_group<kKind>(thread.math_warp);
         Operands operands{
             swizzle128_descriptor(
                 hw::uniform(hw::shared_address(ctx.template shared<SmemField::B, u8>() + first_group * kGroupBytes))),
@@ -33,7 +34,7 @@ struct SwappedFp8 {
         for (u32 i = 0; i < 2; ++i)
             if (direct)
                 operands.row_scales[i] =
-                    DirectRows<kConfig>::scales_of(ctx, task.block, min_of(thread.chunk(0).row(i), task.rows - 1u));
+                    DirectRows<kConfig>::scales_of(ctx, task, thread.chunk(0).row(i));
         for (u32 step = 0; step < whole; ++step, weight_scales += kBlocks * kWeightScaleRecord) {
             multiply_stage<kKind, kPieces>(ctx, task, thread, operands, weight_scales, sum, stage,
                                            kRest == 0 && step + 1 == whole);
@@ -44,7 +45,7 @@ struct SwappedFp8 {
     }
 
 private:
-    static constexpr u32 kL1Pieces = SwappedTile<kConfig>::kL1Pieces;
+    static constexpr u32 kL1Pieces = Tile::kL1Pieces;
     static constexpr u32 kStageBlocks = kConfig.l2_stage_k_blocks();  // K blocks of an L2 tile that a stage holds
     static constexpr u32 kGroupBytes = kWarpgroupRows * kBlockK, kRowBytes = kSwappedBlockM * kBlockK;
 
@@ -81,7 +82,7 @@ private:
                                                       advance_descriptor(rows, (kIsL1 ? 0 : p * kRowBytes) + k),
                                                       k != 0);
         hw::wgmma_commit();
-        float x_sf[kBlocks][2], w_sf[kBlocks][2];
+        float x_sf[kBlocks][Tile::kChunks][2], w_sf[kBlocks][2];
         const float* stage_scales =
             ctx.template shared<SmemField::SfA, float>() + stage.slot * kStageBlocks * kSwappedBlockM;
         const bool direct = kIsL1 && operands.row_scales[0] != nullptr;  // one K block a stage
@@ -89,7 +90,7 @@ private:
         for (u32 b = 0; b < kBlocks; ++b)
             DM_UNROLL
             for (u32 i = 0; i < 2; ++i) {
-                x_sf[b][i] = hw::load_shared(direct ? operands.row_scales[i]
+                x_sf[b][0][i] = hw::load_shared(direct ? operands.row_scales[i]
                                                     : stage_scales + b * kSwappedBlockM + thread.chunk(0).row(i));
                 w_sf[b][i] = hw::load_shared(weight_scales + b * kWeightScaleRecord + (kIsL1 ? i : half));
             }
@@ -101,17 +102,8 @@ private:
         stage = next;
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p)
-            promote_piece(sum[kIsL1 ? p : 0], partial[p], x_sf[kIsL1 ? 0 : p], w_sf[kIsL1 ? 0 : p]);
+            Tile::promote(sum[kIsL1 ? p : 0], partial[p], x_sf[kIsL1 ? 0 : p], w_sf[kIsL1 ? 0 : p]);
         if (!is_last && !next_full) wait_full(ctx, stage);
-    }
-
-    // The order of mma/promote.h.
-    static DM_DEVICE void promote_piece(Piece& sum, Piece& partial, const float (&x_sf)[2],
-                                        const float (&w_sf)[2]) {
-        DM_UNROLL
-        for (u32 i = 0; i < 4; ++i) hw::wgmma_touch(partial[i]);
-        DM_UNROLL
-        for (u32 i = 0; i < 4; ++i) sum[i] = hw::fma(partial[i], hw::mul(x_sf[i % 2], w_sf[i / 2]), sum[i]);
     }
 };
 

@@ -30,18 +30,19 @@ struct SwappedMxfp4 {
     }
 
 private:
-    struct Scales {
-        float of_row[2];  // the thread's in a chunk
-    };
+    using Scales = float[Tile::kChunks][2];  // of the thread's rows
+
     // In the stages, beside the rows.
     struct StagedScales {
         const float* first;
 
         DM_DEVICE StagedScales(const Context<kConfig>& ctx, const SwappedThread& thread)
             : first(ctx.template shared<SmemField::SfA, float>() + thread.chunk(0).row(0)) {}
-        DM_DEVICE Scales of(u32 chunk, const Stage& stage) const {
-            const float* rows = first + stage.slot * kConfig.block_m + chunk * kChunkRows;
-            return {{hw::load_shared(rows), hw::load_shared(rows + 1)}};
+        DM_DEVICE void load(const Stage& stage, Scales& x_sf) const {
+            DM_UNROLL
+            for (u32 i = 0; i < Tile::kChunks * 2; ++i)
+                x_sf[i / 2][i % 2] =
+                    hw::load_shared(first + stage.slot * kConfig.block_m + i / 2 * kChunkRows + i % 2);
         }
         DM_DEVICE void advance() {}
     };
@@ -52,9 +53,12 @@ private:
         DM_DEVICE DirectScales(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread) {
             DM_UNROLL
             for (u32 i = 0; i < 2; ++i)
-                next[i] = DirectRows<kConfig>::scales_of(ctx, task.block, min_of(thread.chunk(0).row(i), task.rows - 1u));
+                next[i] = DirectRows<kConfig>::scales_of(ctx, task, thread.chunk(0).row(i));
         }
-        DM_DEVICE Scales of(u32, const Stage&) const { return {{hw::load_shared(next[0]), hw::load_shared(next[1])}}; }
+        DM_DEVICE void load(const Stage&, Scales& x_sf) const {
+            DM_UNROLL
+            for (u32 i = 0; i < 2; ++i) x_sf[0][i] = hw::load_shared(next[i]);
+        }
         DM_DEVICE void advance() { ++next[0], ++next[1]; }
     };
 
@@ -88,16 +92,16 @@ private:
             float w_sf[2];
             DM_UNROLL
             for (u32 i = 0; i < 2; ++i) w_sf[i] = hw::load_shared(weight_scales + (kIsL1 ? i : piece / 2));
-            Scales x_sf[Tile::kChunks];
-            if constexpr (kScalesEarly) load_scales(row_scales, stage, x_sf);
+            Scales x_sf;
+            if constexpr (kScalesEarly) row_scales.load(stage, x_sf);
             Stage next = stage;
             next.advance();
             const bool next_full = is_full(ctx, next);
             hw::wgmma_wait<0>();
-            if constexpr (!kScalesEarly) load_scales(row_scales, stage, x_sf);
+            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);
             release(ctx, stage);
             stage = next;
-            promote(sum, partial, x_sf, w_sf);
+            Tile::promote(sum, partial, x_sf, w_sf);
             if (++kb == k_blocks) break;
             weight_scales += kWeightScaleRecord;
             row_scales.advance();
@@ -111,22 +115,6 @@ private:
         const u32* exponents = reinterpret_cast<const u32*>(piece + kMxfp4CodeBytes);
         return {{hw::load_shared(words), hw::load_shared(words + kWarpSize)},
                 hw::load_shared(exponents + (warp * 8 + thread.channel_lane) * 2 + thread.quad_lane / 2)};
-    }
-
-    template <typename RowScales>
-    static DM_DEVICE void load_scales(const RowScales& from, const Stage& stage, Scales (&x_sf)[Tile::kChunks]) {
-        DM_UNROLL
-        for (u32 c = 0; c < Tile::kChunks; ++c) x_sf[c] = from.of(c, stage);
-    }
-
-    // The order of mma/promote.h.
-    static DM_DEVICE void promote(typename Tile::Piece& sum, typename Tile::Piece& partial,
-                                  const Scales (&x_sf)[Tile::kChunks], const float (&w_sf)[2]) {
-        DM_UNROLL
-        for (float& each : partial) hw::wgmma_touch(each);
-        DM_UNROLL
-        for (u32 i = 0; i < Tile::kChunks * 4; ++i)
-            sum[i] = hw::fma(partial[i], hw::mul(x_sf[i / 4].of_row[i % 2], w_sf[i / 2 % 2]), sum[i]);
     }
 };
 

@@ -36,8 +36,8 @@ private:
     }
 
     template <TaskKind kKind>
-    DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const float* weight_scales, u32 math_warp,
-                       Stage& stage, MathBarrier& barrier) {
+    static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const float* weight_scales,
+                              u32 math_warp, Stage& stage, MathBarrier& barrier) {
         const SwappedThread thread(math_warp);
         const SwappedBiases<kConfig, kKind> biases(ctx, task, thread);
         typename Tile::Sum sum = {};
