@@ -59,6 +59,10 @@ def test_an_abort_in_the_middle(name, counts, part, schedule):
     record = _C.abort_record(_C.AbortCode.Timeout, _C.WaitSite.L1Done, 0, 7)
 
     def abort():
+        # Not before the ranks launch: the replays are of the plans that they make for it.
+        deadline = time.monotonic() + 60
+        while not all(rank.buffer.plans for rank in abandoned.ranks) and time.monotonic() < deadline:
+            time.sleep(0.001)
         time.sleep(seconds)
         for rank in abandoned.ranks:
             rank.buffer._backend._abort.value = record
