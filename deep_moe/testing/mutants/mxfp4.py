@@ -24,7 +24,7 @@ MXFP4 = (
     Mutant(
         "mxfp4: subnormals only where all are",
         "mma/mxfp4.h",
-        "(exponents + kToBit7 & 0x80808080) == 0x80808080",
+        "(~(exponents + kToBit7) & 0x80808080) == 0",
         "(exponents + kToBit7 & 0x80808080) != 0",
         cases=SUBNORMAL,
     ),

@@ -31,7 +31,7 @@ DM_HOST_DEVICE constexpr Mxfp4Magnitudes mxfp4_magnitudes(u32 exponent) {
 // Whether all four exponents of a word are normal. A byte is at most kMxfp4MaxExponent: no carry.
 DM_HOST_DEVICE constexpr bool mxfp4_all_normal(u32 exponents) {
     constexpr u32 kToBit7 = 0x01010101 * (0x80 - kMxfp4NormalExponent);
-    return (exponents + kToBit7 & 0x80808080) == 0x80808080;
+    return (~(exponents + kToBit7) & 0x80808080) == 0;
 }
 
 // A thread's part of a piece (layout/weights.h).
@@ -45,7 +45,7 @@ DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, u32 (&a)[4][4]) {
     Mxfp4Magnitudes of[4];  // as the exponents
     DM_UNROLL
     for (u32 i = 0; i < 4; ++i) of[i] = mxfp4_normal_magnitudes(hw::byte_permute(codes.exponents, 0, 0x4440 + i));
-    if (!mxfp4_all_normal(codes.exponents))
+    if (!hw::all_lanes(mxfp4_all_normal(codes.exponents)))
         DM_UNROLL
         for (u32 i = 0; i < 4; ++i) of[i] = mxfp4_magnitudes(hw::byte_permute(codes.exponents, 0, 0x4440 + i));
     DM_UNROLL
