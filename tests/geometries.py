@@ -120,6 +120,10 @@ GEOMETRIES = {
     "mxfp4-2": Geometry(
         2, experts=4, topk=2, hidden=320, intermediate=160, max_tokens=100, overrides=SMALL_RING, mma_type="fp8xmxfp4"
     ),
+    # an even number of K blocks in L1 and in L2
+    "mxfp4-even": Geometry(
+        2, experts=4, topk=2, hidden=448, intermediate=160, max_tokens=100, overrides=SMALL_RING, mma_type="fp8xmxfp4"
+    ),
     # one rank: tokens that are not pulled, and like gpt-oss; 8, 16 and 24 rows
     "mxfp4-oss": Geometry(
         1,

@@ -32,10 +32,11 @@ def test_there_is_a_kernel_of_every_height(worlds):
     assert [config.block_m for config in world.problem.configs(2)] == HEIGHTS
 
 
+@pytest.mark.parametrize("geometry", ["mxfp4-2", "mxfp4-even"])
 @pytest.mark.parametrize("block_m", HEIGHTS)
-def test_every_height(worlds, block_m):
+def test_every_height(worlds, block_m, geometry):
     """As many tokens as its class may have, with holes, duplicates, and an idle rank."""
-    world = worlds("mxfp4-2")
+    world = worlds(geometry)
     bound = world.bound_of(block_m)
     for pattern in (world.routing.random, world.routing.with_holes, world.routing.duplicates):
         world.call_and_check(world.inputs([bound, bound - 1], pattern), bound=bound)

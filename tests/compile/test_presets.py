@@ -116,10 +116,12 @@ def groups_of(wgmmas: list[int], config) -> list[list[int]]:
 
     The pieces of a block of 8 rows are issued in turns: the two of an L1 stage, the four K blocks of an L2 stage and
     those of its last one, if they are fewer. With MXFP4 weights there is one piece, in L1 (also of rows that are not
-    pulled) and in L2.
+    pulled) and in L2, or two, one stage after the other.
     """
     if config.mma_type == _C.MmaType.Fp8xMxfp4:
-        assert len(wgmmas) == 4 * (3 if config.block_m == 8 and config.num_ranks == 1 else 2)
+        loops = 3 if config.block_m == 8 and config.num_ranks == 1 else 2
+        together = 1 if config.l1_k_blocks % 2 or config.l2_k_blocks % 2 else 2
+        assert len(wgmmas) == 4 * loops * together
         return [wgmmas[at : at + 4] for at in range(0, len(wgmmas), 4)]
     if not config.swaps_operands:
         assert len(wgmmas) == (12 if config.block_m == 128 else 4)

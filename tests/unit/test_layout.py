@@ -89,10 +89,10 @@ def test_shared_memory_fits_with_a_pipeline():
 @pytest.mark.parametrize("ranks", [1, 8])
 @pytest.mark.parametrize("preset", load_presets().models, ids=lambda preset: preset.name)
 def test_large_tiles_have_enough_stages(preset, ranks):
-    """Neither a wide row nor many experts may cost a stage."""
+    """Neither a wide row nor many experts may cost a stage. With MXFP4 weights they come in pairs."""
     config = preset.problem().configs(ranks)[-1]
     if preset.arguments.get("mma_type") == "fp8xmxfp4":
-        assert config.block_m == 64 and _C.num_stages(config) >= 7
+        assert config.block_m == 64 and _C.num_stages(config) >= 6
     else:
         assert config.block_m == 128 and _C.num_stages(config) == 4
 

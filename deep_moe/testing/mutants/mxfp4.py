@@ -43,8 +43,8 @@ MXFP4 = (
     Mutant(
         "mxfp4: codes of one row for both",
         "mma/swapped_mxfp4.h",
-        "hw::load_shared(words + kWarpSize)",
-        "hw::load_shared(words)",
+        "round.codes + kAhead * kVecs + kWarpSize",
+        "round.codes + kAhead * kVecs",
         cases=ALL,
     ),
     Mutant(
@@ -56,7 +56,11 @@ MXFP4 = (
     ),
     # The K blocks of a tile
     Mutant(
-        "swapped mxfp4: the first piece for all", "mma/swapped_mxfp4.h", " + piece * kMxfp4PieceBytes;", ";", cases=ALL
+        "swapped mxfp4: the first piece for all",
+        "mma/swapped_mxfp4.h",
+        "first = piece * kMxfp4PieceBytes;",
+        "first = 0;",
+        cases=ALL,
     ),
     Mutant(
         "swapped mxfp4: one piece of L2 for all",
@@ -70,42 +74,44 @@ MXFP4 = (
     Mutant(
         "swapped mxfp4: partial read while it is computed",
         "mma/swapped_mxfp4.h",
-        "hw::wgmma_wait<0>();\n            if",
-        "hw::wgmma_wait<1>();\n            if",
+        "hw::wgmma_wait<0>();\n        if",
+        "hw::wgmma_wait<1>();\n        if",
         cases=ROWS_64,
     ),
     Mutant(
         "swapped mxfp4: stage released while it is read",
         "mma/swapped_mxfp4.h",
-        "            hw::wgmma_wait<0>();\n"
-        "            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);\n"
-        "            release(ctx, stage);\n",
-        "            release(ctx, stage);\n"
-        "            hw::wgmma_wait<0>();\n"
-        "            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);\n",
+        "        hw::wgmma_wait<0>();\n"
+        "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n"
+        "        release(round.empty + kAhead);\n",
+        "        release(round.empty + kAhead);\n"
+        "        hw::wgmma_wait<0>();\n"
+        "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n",
         cases=ROWS_64,
     ),
     Mutant(
         "swapped mxfp4: stage released before its scales are read",
         "mma/swapped_mxfp4.h",
-        "            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);\n            release(ctx, stage);\n",
-        "            release(ctx, stage);\n            if constexpr (!kScalesEarly) row_scales.load(stage, x_sf);\n",
+        "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n"
+        "        release(round.empty + kAhead);\n",
+        "        release(round.empty + kAhead);\n"
+        "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n",
         cases=ROWS_64,
     ),
     Mutant(
         "swapped mxfp4: next stage not awaited",
         "mma/swapped_mxfp4.h",
-        "            if (!next_full) wait_full(ctx, stage);\n",
+        "            if (!full) wait_full(ctx, stage);\n",
         "",
         cases=ROWS_64,
     ),
     Mutant("swapped mxfp4: scale of 128 L2 rows for all", "mma/swapped_mxfp4.h", "piece / 2", "0", cases=SUBNORMAL),
-    Mutant("swapped mxfp4: scale of the gate for up", "mma/swapped_mxfp4.h", "kIsL1 ? i :", "kIsL1 ? 0 :", cases=ALL),
+    Mutant("swapped mxfp4: scale of the gate for up", "mma/swapped_mxfp4.h", "L1 ? i :", "L1 ? 0 :", cases=ALL),
     Mutant(
         "swapped mxfp4: activation scales of the first stage",
         "mma/swapped_mxfp4.h",
-        "first + stage.slot * kConfig.block_m + ",
-        "first + ",
+        "slot * kConfig.block_m + scales_",
+        "scales_",
         cases=ALL,
     ),
     Mutant(
@@ -118,9 +124,73 @@ MXFP4 = (
     Mutant(
         "swapped mxfp4: direct scales of the first K block",
         "mma/swapped_mxfp4.h",
-        "++next[0], ++next[1];",
+        "next[0] += kTogether, next[1] += kTogether;",
         "",
         cases=DIRECT,
+    ),
+    # Two stages at a time
+    Mutant(
+        "stages together: codes of the first in the second",
+        "mma/swapped_mxfp4.h",
+        "kVecs = kWeightBytes / sizeof(Vec16)",
+        "kVecs = 0",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "stages together: exponents of the first in the second",
+        "mma/swapped_mxfp4.h",
+        "kWords = kWeightBytes / sizeof(u32)",
+        "kWords = 0",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "stages together: rows of the first in the second",
+        "mma/swapped_mxfp4.h",
+        "kAhead * kRowBytes + i * kMmaK",
+        "i * kMmaK",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "stages together: weight scales of the first in the second",
+        "mma/swapped_mxfp4.h",
+        "weight_scales + kAhead * kWeightScaleRecord + ",
+        "weight_scales + ",
+        cases=SUBNORMAL,
+    ),
+    Mutant(
+        "stages together: activation scales of the first in the second",
+        "mma/swapped_mxfp4.h",
+        "round.scales + kAhead * kConfig.block_m + ",
+        "round.scales + ",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "stages together: direct scales of the first in the second",
+        "mma/swapped_mxfp4.h",
+        "next[i] + kAhead",
+        "next[i]",
+        cases=DIRECT,
+    ),
+    Mutant(
+        "stages together: the second not awaited",
+        "mma/swapped_mxfp4.h",
+        " wait_full(ctx, second);",
+        " ;",
+        cases=ROWS_64,
+    ),
+    Mutant(
+        "stages together: the first released twice",
+        "mma/swapped_mxfp4.h",
+        "        release(round.empty + kAhead);",
+        "        release(round.empty);",
+        cases=ROWS_24,
+    ),
+    Mutant(
+        "stages together: as many where tiles have an odd number",
+        "layout/smem.h",
+        " && c.l1_k_blocks() % 2 == 0 && c.l2_k_blocks() % 2 == 0 ?",
+        " ?",
+        cases=ALL,
     ),
     # Several chunks of rows
     Mutant(

@@ -30,7 +30,7 @@ PIPELINE = (
         "empty_parity() const { return phase; }",
     ),
     Mutant("ring: phase never flips", "pipe/ring.h", "phase ^= 1;", ""),
-    Mutant("ring: wraps one slot late", "pipe/ring.h", "if (++slot == kDepth)", "if (++slot == kDepth + 1)"),
+    Mutant("ring: wraps one slot late", "pipe/ring.h", "== kDepth) {", "== kDepth + 1) {"),
     Mutant(
         "tasks: entry overwritten before it is released",
         "pipe/tasks.h",

@@ -97,10 +97,17 @@ constexpr u32 stages_beside(const MegaMoeConfig& c, u32 row_buffers) {
     return stages;
 }
 
+// Adjacent stages of a tile that MXFP4's math warps take at a time: two, where no tile has an odd number of them.
+constexpr u32 stages_together(const MegaMoeConfig& c) {
+    return c.has_mxfp4_weights() && c.l1_k_blocks() % 2 == 0 && c.l2_k_blocks() % 2 == 0 ? 2 : 1;
+}
+
 // As many stages as fit. A second row buffer may not cost one: five stages instead of four are 1 to 2 % at few tokens.
-constexpr u32 num_stages(const MegaMoeConfig& c) { return stages_beside(c, 1); }
+constexpr u32 num_stages(const MegaMoeConfig& c) {
+    return stages_beside(c, 1) / stages_together(c) * stages_together(c);
+}
 constexpr u32 row_buffers(const MegaMoeConfig& c) {
-    return stages_beside(c, kMaxRowBuffers) == num_stages(c) ? kMaxRowBuffers : 1;
+    return stages_beside(c, kMaxRowBuffers) >= num_stages(c) ? kMaxRowBuffers : 1;
 }
 
 constexpr FieldSpec smem_field_spec(const MegaMoeConfig& c, SmemField field) {

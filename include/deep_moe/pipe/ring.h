@@ -14,8 +14,11 @@ struct RingPosition {
     DM_DEVICE u32 full_parity() const { return phase; }
     DM_DEVICE u32 empty_parity() const { return phase ^ 1; }
 
+    // Several slots at a time: kDepth and the first position are multiples of kSteps.
+    template <u32 kSteps = 1>
     DM_DEVICE void advance() {
-        if (++slot == kDepth) {
+        static_assert(kDepth % kSteps == 0);
+        if ((slot += kSteps) == kDepth) {
             slot = 0;
             phase ^= 1;
         }

@@ -17,11 +17,14 @@ DM_DEVICE bool is_full(const Context<kConfig>& ctx, const RingPosition<Context<k
     return hw::mbarrier_test_wait(ctx.barrier(ctx.barriers().full(stage.slot)), stage.full_parity());
 }
 
-// This warp has read the stage for the last time.
+// This warp has read the stage with this `empty` barrier for the last time.
+DM_DEVICE void release(u64* empty) {
+    hw::sync_warp();
+    if (hw::lane_idx() == 0) hw::mbarrier_arrive(empty);
+}
 template <MegaMoeConfig kConfig>
 DM_DEVICE void release(const Context<kConfig>& ctx, const RingPosition<Context<kConfig>::kStages>& stage) {
-    hw::sync_warp();
-    if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().empty(stage.slot)));
+    release(ctx.barrier(ctx.barriers().empty(stage.slot)));
 }
 
 }  // namespace deep_moe

@@ -47,6 +47,11 @@ template <typename T>
 DM_DEVICE T shfl_up(T value, u32 delta) {
     return __shfl_up_sync(0xffffffffu, value, delta);
 }
+// The same value, of which the compiler knows nothing: it stays in a register instead of being computed again.
+DM_DEVICE u32 keep(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
 DM_DEVICE u32 ballot(bool predicate) { return __ballot_sync(0xffffffffu, predicate); }
 DM_DEVICE bool all_lanes(bool predicate) { return __all_sync(0xffffffffu, predicate); }
 DM_DEVICE u32 min_of_lanes(u32 x) { return __reduce_min_sync(0xffffffffu, x); }

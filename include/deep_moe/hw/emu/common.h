@@ -43,6 +43,7 @@ DM_DEVICE T shfl_up(T value, u32 delta) {
     return emu_bits<T>(emu_collective(emu::Collective::ShflUp, emu_bits<u64>(value), delta));
 }
 DM_DEVICE u32 ballot(bool predicate) { return u32(emu_collective(emu::Collective::Ballot, predicate, 0)); }
+DM_DEVICE u32 keep(u32 value) { return value; }
 DM_DEVICE bool all_lanes(bool predicate) { return emu_collective(emu::Collective::AllLanes, predicate, 0) != 0; }
 DM_DEVICE u32 min_of_lanes(u32 x) {
     for (u32 mask = 1; mask < kWarpSize; mask *= 2) x = min_of(x, shfl_xor(x, mask));
