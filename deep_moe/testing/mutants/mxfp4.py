@@ -5,6 +5,13 @@ from .mutant import Mutant
 ALL, SUBNORMAL = "MXFP4", "MXFP4, subnormal"  # the cases that notice them
 ROWS_24, ROWS_64, DIRECT = "MXFP4, 24-row", "MXFP4, 64-row", "MXFP4, 8-row tiles, rows"
 
+WAIT = "        hw::wgmma_wait<0>();\n"
+LOAD_SCALES = "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n"
+RELEASE = (
+    "        hw::sync_warp();\n"
+    "        if (hw::lane_idx() == 0) hw::mbarrier_arrive_at<barrier_bytes(kBarriers.empty(kAhead))>(round.barriers);\n"
+)
+
 MXFP4 = (
     # Tables of magnitudes
     Mutant("mxfp4: 0.5 a code too high", "mma/mxfp4.h", "(16u << 8)", "(15u << 8)", cases=SUBNORMAL),
@@ -81,21 +88,15 @@ MXFP4 = (
     Mutant(
         "swapped mxfp4: stage released while it is read",
         "mma/swapped_mxfp4.h",
-        "        hw::wgmma_wait<0>();\n"
-        "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n"
-        "        release(round.empty + kAhead);\n",
-        "        release(round.empty + kAhead);\n"
-        "        hw::wgmma_wait<0>();\n"
-        "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n",
+        WAIT + LOAD_SCALES + RELEASE,
+        RELEASE + WAIT + LOAD_SCALES,
         cases=ROWS_64,
     ),
     Mutant(
         "swapped mxfp4: stage released before its scales are read",
         "mma/swapped_mxfp4.h",
-        "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n"
-        "        release(round.empty + kAhead);\n",
-        "        release(round.empty + kAhead);\n"
-        "        if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);\n",
+        LOAD_SCALES + RELEASE,
+        RELEASE + LOAD_SCALES,
         cases=ROWS_64,
     ),
     Mutant(
@@ -174,15 +175,15 @@ MXFP4 = (
     Mutant(
         "stages together: the second not awaited",
         "mma/swapped_mxfp4.h",
-        " wait_full(ctx, second);",
-        " ;",
+        "wait_full(ctx, Stage{stage.slot + 1, stage.phase});",
+        ";",
         cases=ROWS_64,
     ),
     Mutant(
         "stages together: the first released twice",
         "mma/swapped_mxfp4.h",
-        "        release(round.empty + kAhead);",
-        "        release(round.empty);",
+        "kBarriers.empty(kAhead)",
+        "kBarriers.empty(0)",
         cases=ROWS_24,
     ),
     Mutant(

@@ -1,7 +1,7 @@
 // The K blocks of a tile with MXFP4 weights. Each warpgroup decodes its 64 weight rows of a stage to registers, which are
 // A of the wgmma; B are the rows, in shared memory.
 //
-// NOTES: every instruction counts: with four warpgroups and 32 rows the loop of L1 has 145 for each warp and K block, of
+// NOTES: every instruction counts: with four warpgroups and 32 rows the loop of L1 has 140 for each warp and K block, of
 // which decoding takes 73, and its time follows their number. Fragments of the next K block decoded between the wgmmas,
 // warpgroups or pairs of them that issue in turns, or that begin one after the other: none was faster (bench/NOTES.md).
 #pragma once
@@ -35,13 +35,22 @@ private:
     static constexpr u32 kWeightBytes = weight_block_bytes(kConfig.mma_type), kRowBytes = kConfig.block_m * kBlockK;
     using Scales = float[Tile::kChunks][2];  // of the thread's rows
 
-    // Of the first of them, what this thread reads (scales: of its rows, if they are in the stages), and the barrier.
+    // Barriers of a stage are barrier_bytes() of those of the first one behind this address.
+    static DM_DEVICE u32 barriers_of(const Context<kConfig>& ctx, u32 slot) {
+        return hw::shared_address(ctx.smem) + slot * u32(sizeof(u64));
+    }
+    static constexpr BarrierLayout kBarriers{Context<kConfig>::kStages};
+    static constexpr u32 barrier_bytes(u32 index) {
+        return smem_offset(kConfig, SmemField::Barriers) + index * u32(sizeof(u64));
+    }
+
+    // Of the first of them, what this thread reads (scales: of its rows, if they are in the stages), and the barriers.
     struct Round {
         const Vec16* codes;
         const u32* exponents;
         const float* scales;
-        u64 rows;  // descriptor
-        u64* empty;
+        u64 rows;      // descriptor
+        u32 barriers;  // as barriers_of
     };
     // Where they are. What does not depend on the stage is kept: the compiler would rather compute it again each time.
     class Rounds {
@@ -60,7 +69,7 @@ private:
             return {reinterpret_cast<const Vec16*>(weights + codes_),
                     reinterpret_cast<const u32*>(weights + exponents_),
                     ctx_.template shared<SmemField::SfA, float>() + slot * kConfig.block_m + scales_,
-                    strided_descriptor(rows_, slot, kRowBytes), ctx_.barrier(ctx_.barriers().empty(slot))};
+                    strided_descriptor(rows_, slot, kRowBytes), barriers_of(ctx_, slot)};
         }
 
     private:
@@ -107,12 +116,12 @@ private:
         const Rounds rounds(ctx, thread, piece);
         for (u32 kb = 0;;) {
             const Round round = rounds.at(hw::uniform(stage.slot));
-            if constexpr (kTogether == 2) {
-                const Stage second{stage.slot + 1, stage.phase};
-                if (!multiply_block<kKind, 0>(ctx, round, weight_scales, row_scales, sum, second)) wait_full(ctx, second);
-            }
+            if constexpr (kTogether == 2)
+                if (!multiply_block<kKind, 0, 1>(round, weight_scales, row_scales, sum, round.barriers, stage.full_parity()))
+                    wait_full(ctx, Stage{stage.slot + 1, stage.phase});
             stage.template advance<kTogether>();
-            const bool full = multiply_block<kKind, kTogether - 1>(ctx, round, weight_scales, row_scales, sum, stage);
+            const bool full = multiply_block<kKind, kTogether - 1, 0>(round, weight_scales, row_scales, sum,
+                                                                      barriers_of(ctx, stage.slot), stage.full_parity());
             if ((kb += kTogether) == k_blocks) break;
             weight_scales += kTogether * kWeightScaleRecord;
             row_scales.advance();
@@ -120,10 +129,10 @@ private:
         }
     }
 
-    // The K block of a stage that has come, kAhead of the round's first. Whether the next one has.
-    template <TaskKind kKind, u32 kAhead, typename RowScales>
-    static DM_DEVICE bool multiply_block(const Context<kConfig>& ctx, const Round& round, const float* weight_scales,
-                                         const RowScales& row_scales, typename Tile::Piece& sum, const Stage& next) {
+    // The K block of a stage that has come, kAhead of the round's first. Whether the next stage has: kNext of `barriers`.
+    template <TaskKind kKind, u32 kAhead, u32 kNext, typename RowScales>
+    static DM_DEVICE bool multiply_block(const Round& round, const float* weight_scales, const RowScales& row_scales,
+                                         typename Tile::Piece& sum, u32 barriers, u32 next_parity) {
         constexpr bool kScalesEarly = Tile::kChunks <= 4;  // else registers are short
         constexpr u32 kVecs = kWeightBytes / sizeof(Vec16), kWords = kWeightBytes / sizeof(u32);
         u32 a[kBlockK / kMmaK][4];
@@ -150,10 +159,11 @@ private:
             w_sf[i] = hw::load_shared(weight_scales + kAhead * kWeightScaleRecord + (kKind == TaskKind::L1 ? i : 0));
         Scales x_sf;
         if constexpr (kScalesEarly) row_scales.template load<kAhead>(round, x_sf);
-        const bool next_full = is_full(ctx, next);
+        const bool next_full = hw::mbarrier_test_wait_at<barrier_bytes(kBarriers.full(kNext))>(barriers, next_parity);
         hw::wgmma_wait<0>();
         if constexpr (!kScalesEarly) row_scales.template load<kAhead>(round, x_sf);
-        release(round.empty + kAhead);
+        hw::sync_warp();
+        if (hw::lane_idx() == 0) hw::mbarrier_arrive_at<barrier_bytes(kBarriers.empty(kAhead))>(round.barriers);
         Tile::promote(sum, partial, x_sf, w_sf);
         return next_full;
     }

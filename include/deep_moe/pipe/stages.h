@@ -17,14 +17,11 @@ DM_DEVICE bool is_full(const Context<kConfig>& ctx, const RingPosition<Context<k
     return hw::mbarrier_test_wait(ctx.barrier(ctx.barriers().full(stage.slot)), stage.full_parity());
 }
 
-// This warp has read the stage with this `empty` barrier for the last time.
-DM_DEVICE void release(u64* empty) {
-    hw::sync_warp();
-    if (hw::lane_idx() == 0) hw::mbarrier_arrive(empty);
-}
+// This warp has read the stage for the last time.
 template <MegaMoeConfig kConfig>
 DM_DEVICE void release(const Context<kConfig>& ctx, const RingPosition<Context<kConfig>::kStages>& stage) {
-    release(ctx.barrier(ctx.barriers().empty(stage.slot)));
+    hw::sync_warp();
+    if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(ctx.barriers().empty(stage.slot)));
 }
 
 }  // namespace deep_moe

@@ -55,6 +55,27 @@ DM_DEVICE bool mbarrier_try_wait(u64* barrier, u32 parity) {
     return done != 0;
 }
 
+// The same for a barrier kBytes behind a shared_address. That is a part of the instruction; ptxas makes none of what is
+// added to a pointer.
+template <u32 kBytes>
+DM_DEVICE void mbarrier_arrive_at(u32 address) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0+%1];" ::"r"(address), "n"(kBytes) : "memory");
+}
+template <u32 kBytes>
+DM_DEVICE bool mbarrier_test_wait_at(u32 address, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1+%3], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(address), "r"(parity), "n"(kBytes)
+        : "memory");
+    return done != 0;
+}
+
 // Global (own or peer) to shared; completes on the barrier. 16-byte aligned, a multiple of 16 bytes.
 DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

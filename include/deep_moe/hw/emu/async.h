@@ -39,6 +39,18 @@ DM_DEVICE bool mbarrier_try_wait(u64* barrier, u32 parity) {
     return t->api->mbarrier_try_wait(t, barrier, parity);
 }
 
+DM_DEVICE u64* emu_barrier(u32 address) {
+    return reinterpret_cast<u64*>(shared_memory() + (address - shared_address(shared_memory())));
+}
+template <u32 kBytes>
+DM_DEVICE void mbarrier_arrive_at(u32 address) {
+    mbarrier_arrive(emu_barrier(address + kBytes));
+}
+template <u32 kBytes>
+DM_DEVICE bool mbarrier_test_wait_at(u32 address, u32 parity) {
+    return mbarrier_test_wait(emu_barrier(address + kBytes), parity);
+}
+
 DM_DEVICE void bulk_load(void* shared, const void* global, u32 bytes, u64* barrier) {
     emu::ThreadHead* t = emu::self();
     t->api->bulk_load(t, shared, global, bytes, barrier, 1u << t->cluster_rank);
