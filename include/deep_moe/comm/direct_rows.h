@@ -15,6 +15,10 @@ struct DirectRows {
     static DM_DEVICE bool applies(const Context<kConfig>& ctx) {
         return kConfig.has_direct_rows() && ctx.num_tokens() <= kMaxDirectTokens && ctx.num_entries() <= kMaxDirectRows;
     }
+    // The same for a whole warp: the compiler sees that its lanes stay together.
+    static DM_DEVICE bool applies_to_warp(const Context<kConfig>& ctx) {
+        return kConfig.has_direct_rows() && hw::all_lanes(applies(ctx));
+    }
 
     // One warp of every CTA, before sync_block(): no need to know how many tokens there are.
     static DM_DEVICE void read_tokens(const Context<kConfig>& ctx) {

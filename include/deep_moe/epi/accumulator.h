@@ -57,12 +57,13 @@ struct TileRows {
     template <MegaMoeConfig kConfig, typename Tile>
     DM_DEVICE TileRows(const Context<kConfig>& ctx, const TileTask& task, const Tile& tile) {
         const RowMeta* block = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
+        const bool direct = DirectRows<kConfig>::applies_to_warp(ctx);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
             valid[r] = tile.row(r) < task.rows;
             if (!valid[r])
                 meta[r] = RowMeta{};
-            else if (DirectRows<kConfig>::applies(ctx))
+            else if (direct)
                 meta[r] = DirectRows<kConfig>::meta_of(ctx, task.block, tile.row(r));
             else
                 meta[r] = hw::load(block + tile.row(r));

@@ -24,7 +24,7 @@ struct SwappedMxfp4 {
     static DM_DEVICE void multiply(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
                                    const float* weight_scales, typename Tile::Piece& sum, Stage& stage) {
         if constexpr (kKind == TaskKind::L1 && kConfig.has_direct_rows())
-            if (DirectRows<kConfig>::applies(ctx))
+            if (DirectRows<kConfig>::applies_to_warp(ctx))
                 return multiply_blocks<kKind>(ctx, thread, weight_scales, DirectScales(ctx, task, thread), sum, stage);
         multiply_blocks<kKind>(ctx, thread, weight_scales, StagedScales{}, sum, stage);
     }
