@@ -239,9 +239,16 @@ MXFP4 = (
     Mutant(
         "chunks: to the first chunk's rows",
         "epi/swapped.h",
-        "hw::load(&meta(chunk, r)->slot_row)",
-        "hw::load(&meta(0, r)->slot_row)",
+        "held(chunk).slot_row, lane_of(chunk, r)",
+        "held(chunk).slot_row, lane_of(0, r)",
         cases=ROWS_24,
+    ),
+    Mutant(
+        "chunks: of 64 rows each lane has one",
+        "epi/swapped.h",
+        "const u32 row = i * kWarpSize + hw::lane_idx();",
+        "const u32 row = hw::lane_idx();",
+        cases=ROWS_64,
     ),
     Mutant(
         "chunks: channels beyond hidden are stored",

@@ -71,43 +71,47 @@ struct SwappedThread {
     }
 };
 
-// Meta data of a thread's rows. Those of one chunk are loaded when the tile's first stage has come, those of several where
-// they are used: registers are short before.
+// Meta data of the block's rows: a lane has that of the row with its number, and of the one kWarpSize further on.
 template <MegaMoeConfig kConfig>
 class SwappedRows {
 public:
     DM_DEVICE SwappedRows(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread)
-        : ctx_(ctx), task_(task), thread_(thread), only_(ctx, task, thread.chunk(0)) {}
+        : ctx_(ctx), task_(task), thread_(thread) {}
 
-    DM_DEVICE bool valid(u32 chunk, u32 r) const { return thread_.chunk(chunk).row(r) < task_.rows; }
-    DM_DEVICE float weight(u32 chunk, u32 r) const {
-        if constexpr (kIsOne) return only_.meta[r].weight;
-        return valid(chunk, r) ? hw::load(&meta(chunk, r)->weight) : 0.0f;
-    }
-    // The row it returns to.
-    DM_DEVICE u16* slot(u32 chunk, u32 r) const {
-        u32 source, row;
-        if constexpr (kIsOne) {
-            source = r == 0 ? only_.meta[0].source_rank : only_.meta[1].source_rank;
-            row = r == 0 ? only_.meta[0].slot_row : only_.meta[1].slot_row;
-        } else {
-            source = hw::load(&meta(chunk, r)->source_rank), row = hw::load(&meta(chunk, r)->slot_row);
+    // When they are there.
+    DM_DEVICE void load() {
+        const RowMeta* block = ctx_.template own<BufferField::RowMeta>() + task_.ring_slot * kConfig.block_m;
+        const bool direct = DirectRows<kConfig>::applies_to_warp(ctx_);
+        DM_UNROLL
+        for (u32 i = 0; i < kHeld; ++i) {
+            const u32 row = i * kWarpSize + hw::lane_idx();
+            meta_[i] = RowMeta{};
+            if (row < task_.rows)
+                meta_[i] = direct ? DirectRows<kConfig>::meta_of(ctx_, task_.block, row) : hw::load(block + row);
         }
-        return ctx_.template peer<BufferField::CombineSlots>(source) + row * u64(kConfig.hidden);
+    }
+
+    // Of a thread's row in a chunk.
+    DM_DEVICE bool valid(u32 chunk, u32 r) const { return thread_.chunk(chunk).row(r) < task_.rows; }
+    // Collective over the warp. Zero if it is not valid.
+    DM_DEVICE float weight(u32 chunk, u32 r) const { return hw::shfl(held(chunk).weight, lane_of(chunk, r)); }
+    // The row it returns to, or nullptr unless it is wanted. Collective over the warp.
+    DM_DEVICE u16* slot(u32 chunk, u32 r, bool wanted) const {
+        const u32 source = hw::shfl(held(chunk).source_rank, lane_of(chunk, r));
+        const u32 row = hw::shfl(held(chunk).slot_row, lane_of(chunk, r));
+        return wanted ? ctx_.template peer<BufferField::CombineSlots>(source) + row * u64(kConfig.hidden) : nullptr;
     }
 
 private:
-    static constexpr bool kIsOne = SwappedTile<kConfig>::kChunks == 1;
+    static constexpr u32 kHeld = ceil_div(kConfig.block_m, kWarpSize);
 
-    DM_DEVICE const RowMeta* meta(u32 chunk, u32 r) const {
-        return ctx_.template own<BufferField::RowMeta>() + task_.ring_slot * kConfig.block_m +
-               thread_.chunk(chunk).row(r);
-    }
+    DM_DEVICE const RowMeta& held(u32 chunk) const { return meta_[chunk * kChunkRows / kWarpSize]; }
+    DM_DEVICE u32 lane_of(u32 chunk, u32 r) const { return thread_.chunk(chunk).row(r) % kWarpSize; }
 
     const Context<kConfig>& ctx_;
     const TileTask& task_;
     const SwappedThread& thread_;
-    const TileRows only_;
+    RowMeta meta_[kHeld];
 };
 
 // The biases of a thread's weight rows (epi/biases.h): few enough to be loaded before the tile's first stage has come.
@@ -281,7 +285,7 @@ struct SwappedScatter {
         const u32 taken = thread.takes_second_row();
         u16* to[Tile::kChunks];
         DM_UNROLL
-        for (u32 c = 0; c < Tile::kChunks; ++c) to[c] = writes && rows.valid(c, taken) ? rows.slot(c, taken) : nullptr;
+        for (u32 c = 0; c < Tile::kChunks; ++c) to[c] = rows.slot(c, taken, writes && rows.valid(c, taken));
         DM_UNROLL
         for (u32 c = 0; c < Tile::kChunks; ++c) {
             if (c * kChunkRows >= task.rows) break;

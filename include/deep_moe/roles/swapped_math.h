@@ -43,12 +43,16 @@ private:
         typename Tile::Sum sum = {};
         wait_full(ctx, stage);
         ctx.trace.lap(TraceKind::WaitFirstStage, task);
-        const SwappedRows<kConfig> rows(ctx, task, thread);
+        // Used after the last stage: the latency is hidden behind the multiplication, unless registers are short.
+        constexpr bool kRowsEarly = kConfig.block_m <= kWarpSize;
+        SwappedRows<kConfig> rows(ctx, task, thread);
+        if constexpr (kRowsEarly) rows.load();
         if constexpr (kConfig.has_mxfp4_weights())
             SwappedMxfp4<kConfig>::template multiply<kKind>(ctx, task, thread, weight_scales, sum[0], stage);
         else
             SwappedFp8<kConfig>::template multiply<kKind>(ctx, task, thread, weight_scales, sum, stage);
         ctx.trace.lap(TraceKind::Multiply, task);
+        if constexpr (!kRowsEarly) rows.load();
         if constexpr (kConfig.bias) biases.add(rows, sum);
         if constexpr (kKind == TaskKind::L1)
             SwappedSwigluQuantise<kConfig>::run(ctx, task, thread, rows, sum, barrier);
