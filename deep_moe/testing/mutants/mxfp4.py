@@ -204,15 +204,15 @@ MXFP4 = (
     Mutant(
         "chunks: of 24 rows a lane joins as of a power of two",
         "epi/swapped.h",
-        "kConfig.block_m == 24 ? 16 : kConfig.block_m / 2",
-        "kConfig.block_m / 2",
+        "kConfig.block_m <= 16 ? kConfig.block_m : kWarpSize",
+        "kConfig.block_m",
         cases=ROWS_24,
     ),
     Mutant(
-        "chunks: maxima of the first chunk",
+        "chunks: scale of the first chunk",
         "epi/swapped.h",
-        "c * 4 + thread.quad_lane",
-        "thread.quad_lane",
+        "rows.lane_of(c, r)",
+        "rows.lane_of(0, r)",
         cases=ROWS_24,
     ),
     Mutant(
@@ -223,10 +223,10 @@ MXFP4 = (
         cases=ROWS_24,
     ),
     Mutant(
-        "chunks: weight of the first chunk's row",
+        "chunks: weight of the first row",
         "epi/swapped.h",
-        "rows.weight(i / 2, i % 2)",
-        "rows.weight(0, i % 2)",
+        "rows.weight_of_lane(i))",
+        "hw::shfl(rows.weight_of_lane(i), 0))",
         cases=ROWS_24,
     ),
     Mutant(
@@ -246,8 +246,22 @@ MXFP4 = (
     Mutant(
         "chunks: of 64 rows each lane has one",
         "epi/swapped.h",
-        "const u32 row = i * kWarpSize + hw::lane_idx();",
-        "const u32 row = hw::lane_idx();",
+        "return i * kWarpSize + hw::lane_idx();",
+        "return hw::lane_idx();",
+        cases=ROWS_64,
+    ),
+    Mutant(
+        "chunks: of 64 rows a lane joins the maxima of one",
+        "epi/swapped.h",
+        "i * kWarpSize + hw::lane_idx() % kApart",
+        "hw::lane_idx() % kApart",
+        cases=ROWS_64,
+    ),
+    Mutant(
+        "chunks: scale of the first 32 of 64 rows",
+        "epi/swapped.h",
+        "inverse[Rows::held_as(c)]",
+        "inverse[0]",
         cases=ROWS_64,
     ),
     Mutant(

@@ -171,8 +171,8 @@ TILES = (
     Mutant(
         "swapped: maxima not exchanged",
         "epi/swapped.h",
-        "        exchange_maxima(ctx, thread, amax, barrier);\n",
-        "",
+        "hw::load_shared(first + warp * kConfig.block_m + row)",
+        "hw::load_shared(bank + thread.math_warp * kConfig.block_m + row)",
     ),
     Mutant(
         "swapped: maxima exchanged through one bank",

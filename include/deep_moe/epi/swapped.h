@@ -84,12 +84,16 @@ public:
         const bool direct = DirectRows<kConfig>::applies_to_warp(ctx_);
         DM_UNROLL
         for (u32 i = 0; i < kHeld; ++i) {
-            const u32 row = i * kWarpSize + hw::lane_idx();
+            const u32 row = row_of_lane(i);
             meta_[i] = RowMeta{};
             if (row < task_.rows)
                 meta_[i] = direct ? DirectRows<kConfig>::meta_of(ctx_, task_.block, row) : hw::load(block + row);
         }
     }
+
+    // Of the i-th row of this lane. Zero if it is not there.
+    DM_DEVICE float weight_of_lane(u32 i) const { return meta_[i].weight; }
+    static DM_DEVICE u32 row_of_lane(u32 i) { return i * kWarpSize + hw::lane_idx(); }
 
     // Of a thread's row in a chunk.
     DM_DEVICE bool valid(u32 chunk, u32 r) const { return thread_.chunk(chunk).row(r) < task_.rows; }
@@ -102,11 +106,13 @@ public:
         return wanted ? ctx_.template peer<BufferField::CombineSlots>(source) + row * u64(kConfig.hidden) : nullptr;
     }
 
-private:
+    // Which lane has it, and as which of its rows.
+    DM_DEVICE u32 lane_of(u32 chunk, u32 r) const { return thread_.chunk(chunk).row(r) % kWarpSize; }
+    static constexpr u32 held_as(u32 chunk) { return chunk * kChunkRows / kWarpSize; }
     static constexpr u32 kHeld = ceil_div(kConfig.block_m, kWarpSize);
 
-    DM_DEVICE const RowMeta& held(u32 chunk) const { return meta_[chunk * kChunkRows / kWarpSize]; }
-    DM_DEVICE u32 lane_of(u32 chunk, u32 r) const { return thread_.chunk(chunk).row(r) % kWarpSize; }
+private:
+    DM_DEVICE const RowMeta& held(u32 chunk) const { return meta_[held_as(chunk)]; }
 
     const Context<kConfig>& ctx_;
     const TileTask& task_;
@@ -154,18 +160,29 @@ private:
 template <MegaMoeConfig kConfig>
 struct SwappedSwigluQuantise {
     using Tile = SwappedTile<kConfig>;
+    using Rows = SwappedRows<kConfig>;
     static constexpr u32 kChunks = Tile::kChunks, kPieces = Tile::kL1Pieces;
     static constexpr u32 kRows = kChunks * 2;  // of a thread, and its activated values of a piece
 
     // Collective over the math warps.
     static DM_DEVICE void run(const Context<kConfig>& ctx, const TileTask& task, const SwappedThread& thread,
-                              const SwappedRows<kConfig>& rows, typename Tile::Sum& sum, MathBarrier& barrier) {
+                              const Rows& rows, typename Tile::Sum& sum, MathBarrier& barrier) {
         const bool writes = !ctx.warp_aborted();
-        float weight[kRows], value[kPieces][kRows], amax[kRows];
-        DM_UNROLL
-        for (u32 i = 0; i < kRows; ++i) weight[i] = rows.weight(i / 2, i % 2);
+        float value[kPieces][kRows], amax[kRows];
         activate(sum, ctx.params, value, amax);
-        exchange_maxima(ctx, thread, amax, barrier);
+        // A lane divides for its rows, and not every thread for all of its own.
+        float maxima[Rows::kHeld], inverse[Rows::kHeld];
+        exchange_maxima(ctx, thread, amax, maxima, barrier);
+        DM_UNROLL
+        for (u32 i = 0; i < Rows::kHeld; ++i) {
+            const GroupScale scale = weighted_group_scale(maxima[i], rows.weight_of_lane(i));
+            inverse[i] = scale.inverse;
+            const u32 row = Rows::row_of_lane(i);
+            if (writes && thread.math_warp == 0 && row < task.rows)
+                hw::store(ctx.template own<BufferField::L2PoolSf>() +
+                              (u64(task.ring_slot) * kConfig.l2_k_blocks() + task.n_tile) * kConfig.block_m + row,
+                          scale.sf);
+        }
         DM_UNROLL
         for (u32 c = 0; c < kChunks; ++c) {
             if (c * kChunkRows >= task.rows) break;
@@ -173,14 +190,8 @@ struct SwappedSwigluQuantise {
             DM_UNROLL
             for (u32 r = 0; r < 2; ++r) {
                 const u32 i = c * 2 + r;
-                const GroupScale scale = weighted_group_scale(amax[i], weight[i]);
-                codes[r] = hw::pack_e4m3x2(hw::mul(value[0][i], scale.inverse),
-                                           hw::mul(value[kPieces - 1][i], scale.inverse));
-                if (writes && rows.valid(c, r) && thread.math_warp == 0 && thread.channel_lane == 0)
-                    hw::store(ctx.template own<BufferField::L2PoolSf>() +
-                                  (u64(task.ring_slot) * kConfig.l2_k_blocks() + task.n_tile) * kConfig.block_m +
-                                  thread.chunk(c).row(r),
-                              scale.sf);
+                const float factor = hw::shfl(inverse[Rows::held_as(c)], rows.lane_of(c, r));
+                codes[r] = hw::pack_e4m3x2(hw::mul(value[0][i], factor), hw::mul(value[kPieces - 1][i], factor));
             }
             const u32 taken = thread.takes_second_row();
             store(ctx, task, thread, thread.exchange(codes), thread.chunk(c).row(taken), writes && rows.valid(c, taken));
@@ -204,29 +215,26 @@ private:
         }
     }
 
-    // From the maxima of a thread's channels to those of the tile's. Two banks: a warp may be one tile ahead of a reader.
+    // From the maxima of a thread's channels to those of the tile's, of the rows of a lane (SwappedRows). Two banks: a warp
+    // may be one tile ahead of a reader.
     static DM_DEVICE void exchange_maxima(const Context<kConfig>& ctx, const SwappedThread& thread, float (&amax)[kRows],
-                                          MathBarrier& barrier) {
+                                          float (&maxima)[Rows::kHeld], MathBarrier& barrier) {
         constexpr u32 kWarps = kConfig.math_warps();
         float* bank = ctx.template shared<SmemField::Amax, float>() + barrier.meetings % 2 * (kWarps * kConfig.block_m);
         store_maxima_of_warp(thread, amax, bank + thread.math_warp * kConfig.block_m);
         barrier.meet(ctx);
-        // A lane joins two rows of some warps, and with the lanes kApart apart those of all.
-        constexpr u32 kApart = kConfig.block_m == 24 ? 16 : kConfig.block_m / 2, kWarpsAtOnce = kWarpSize / kApart;
-        const u32 row = hw::lane_idx() % kApart * 2;
-        const float* first = bank + hw::lane_idx() / kApart * kConfig.block_m + row;
-        float most[2] = {};
+        // A lane joins the maxima of some warps, and with the lanes kApart apart those of all.
+        constexpr u32 kApart = kConfig.block_m <= 16 ? kConfig.block_m : kWarpSize, kWarpsAtOnce = kWarpSize / kApart;
+        const float* first = bank + hw::lane_idx() / kApart * kConfig.block_m;
         DM_UNROLL
-        for (u32 warp = 0; warp < kWarps; warp += kWarpsAtOnce)
+        for (u32 i = 0; i < Rows::kHeld; ++i) {
+            float& most = maxima[i];
+            most = 0.0f;
+            const u32 row = i * kWarpSize + hw::lane_idx() % kApart;
             DM_UNROLL
-            for (u32 r = 0; r < 2; ++r)
-                if (row < kConfig.block_m)
-                    most[r] = hw::max(most[r], hw::load_shared(first + warp * kConfig.block_m + r));
-        DM_UNROLL
-        for (u32 r = 0; r < 2; ++r) {
-            for (u32 mask = kApart; mask < kWarpSize; mask *= 2) most[r] = hw::max(most[r], hw::shfl_xor(most[r], mask));
-            DM_UNROLL
-            for (u32 c = 0; c < kChunks; ++c) amax[c * 2 + r] = hw::shfl(most[r], c * 4 + thread.quad_lane);
+            for (u32 warp = 0; warp < kWarps; warp += kWarpsAtOnce)
+                if (row < kConfig.block_m) most = hw::max(most, hw::load_shared(first + warp * kConfig.block_m + row));
+            for (u32 mask = kApart; mask < kWarpSize; mask *= 2) most = hw::max(most, hw::shfl_xor(most, mask));
         }
     }
 
