@@ -64,6 +64,7 @@ void bind_config_methods(py::class_<MegaMoeConfig>& cls) {
     cls.def_property_readonly("l1_weight_tiles", &MegaMoeConfig::l1_weight_tiles);
     cls.def_property_readonly("l2_weight_tiles", &MegaMoeConfig::l2_weight_tiles);
     cls.def_property_readonly("swaps_operands", &MegaMoeConfig::swaps_operands);
+    cls.def_property_readonly("decodes_ahead", &MegaMoeConfig::decodes_ahead);
     cls.def_property_readonly("num_threads", &MegaMoeConfig::num_threads);
     cls.def_property_readonly("padded_intermediate", &MegaMoeConfig::padded_intermediate);
     cls.def_property_readonly("max_recv_rows", &MegaMoeConfig::max_recv_rows);
@@ -91,7 +92,9 @@ void bind_config(py::module_& m) {
         .value("RowsArrived", WaitSite::RowsArrived)
         .value("L1Done", WaitSite::L1Done)
         .value("DoneFlag", WaitSite::DoneFlag)
-        .value("Pipeline", WaitSite::Pipeline);
+        .value("Pipeline", WaitSite::Pipeline)
+        .value("DecodedChunk", WaitSite::DecodedChunk)
+        .value("DecodedSlot", WaitSite::DecodedSlot);
     py::class_<MegaMoeConfig> config(m, "Config", "MegaMoeConfig of include/deep_moe/layout/config.h.");
     bind_config_methods(config);
     m.def("weight_block_bytes", &weight_block_bytes, py::arg("mma_type"), "Bytes of 256 weight rows and 128 of K.");
@@ -104,6 +107,8 @@ void bind_config(py::module_& m) {
     DM_CONSTANT(kBlockN);
     DM_CONSTANT(kScaleGroup);
     DM_CONSTANT(kSwappedBlockM);
+    DM_CONSTANT(kDecodedBlockM);
+    DM_CONSTANT(kChunkBlocks);
     DM_CONSTANT(kNumDispatchWarps);
     DM_CONSTANT(kBufferMagic);
     DM_CONSTANT(kMaxSmemBytes);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bindings.h"
-#include "deep_moe/sched/task_order.h"
+#include "deep_moe/sched/decode_plan.h"
 
 namespace py = pybind11;
 
@@ -27,7 +27,7 @@ std::vector<Task> task_order(const MegaMoeConfig& config, const std::vector<u32>
     if (const char* error = config_error(config)) throw std::invalid_argument(error);
     if (expert_rows.size() != config.experts_per_rank())
         throw std::invalid_argument("expert_rows needs one count per local expert");
-    TaskOrder order(config, AllExperts{expert_rows});
+    TaskOrder order(config, AllExperts{expert_rows}, config.unit_blocks);
     std::vector<Task> tasks;
     for (TileTask t = order.first(cta); t.kind != TaskKind::End; t = order.next(num_sms))
         tasks.emplace_back(t.kind == TaskKind::L1 ? 1 : 2, t.expert, t.block, t.n_tile, t.rows, t.ring_slot);

@@ -16,6 +16,7 @@ void visit_config_fields(Visitor&& visit) {
     visit("intermediate", &MegaMoeConfig::intermediate);
     visit("max_tokens_per_rank", &MegaMoeConfig::max_tokens_per_rank);
     visit("ring_rows", &MegaMoeConfig::ring_rows);
+    visit("decoded_slots", &MegaMoeConfig::decoded_slots);
     visit("mma_type", &MegaMoeConfig::mma_type);
     visit("activation", &MegaMoeConfig::activation);
     visit("bias", &MegaMoeConfig::bias);

@@ -16,6 +16,8 @@ const char* site_name(u32 site) {
         case WaitSite::L1Done: return "L1Done";
         case WaitSite::DoneFlag: return "DoneFlag";
         case WaitSite::Pipeline: return "Pipeline";
+        case WaitSite::DecodedChunk: return "DecodedChunk";
+        case WaitSite::DecodedSlot: return "DecodedSlot";
         default: return "site";
     }
 }

@@ -11,6 +11,8 @@ PHASES = {
     _C.WaitSite.RowsArrived: "the rows of row block {index} (L1)",
     _C.WaitSite.L1Done: "the activations of row block {index} (L2)",
     _C.WaitSite.DoneFlag: "the expert outputs of rank {index} (combine)",
+    _C.WaitSite.DecodedChunk: "decoded weights in slot {index} (L1 or L2)",
+    _C.WaitSite.DecodedSlot: "slot {index} to be free for decoded weights (L1 or L2)",
     _C.WaitSite.Pipeline: "barrier {index} inside a block, which is a defect of the kernel",
 }
 REMEDY = "the buffer cannot be used any more: destroy it on all ranks and create a new one"

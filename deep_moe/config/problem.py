@@ -36,6 +36,7 @@ _LIMITS = (
 # What may be forced, and the largest value.
 _OVERRIDABLE = {
     "ring_rows": 1 << 30,
+    "decoded_slots": 1 << 16,
     "block_m": 128,
     "lag_blocks": 1 << 16,
     "unit_blocks": 1 << 16,

@@ -27,7 +27,10 @@ class Candidate(NamedTuple):
 # the dispatch pull, which shares the NVLink egress with the scatter, is over its peak.
 CANDIDATES = {
     FP8: (Candidate(64, lag_blocks=48, unit_blocks=8), Candidate(128, lag_blocks=24, unit_blocks=8)),
-    MXFP4: tuple(Candidate(rows, lag_blocks=48, unit_blocks=8) for rows in (8, 16, 24, 32, 64)),
+    MXFP4: (
+        *(Candidate(rows, lag_blocks=48, unit_blocks=8) for rows in (8, 16, 24, 32, 64)),
+        Candidate(128, lag_blocks=24, unit_blocks=16),
+    ),
 }
 # With swapped operands, for up to FEW_PAIRS pairs of token and slot per rank. Measured: at 6 and 12 pairs 3 to 8 %
 # faster than 64-row tiles (H 7168, I 2048: level), from 24 on within 2 %.
@@ -43,7 +46,7 @@ NUM_SMS = 132
 EMPTY_US = 8.4  # a launch without tokens
 START_US = 20.0  # with tokens: until all SMs multiply
 # One K block of a tile, by block_m, when the tensor cores, or with MXFP4 instructions, are the limit.
-K_BLOCK_US = {FP8: {8: 0.33, 64: 0.62, 128: 0.80}, MXFP4: {8: 0.42, 16: 0.47, 24: 0.53, 32: 0.57, 64: 0.80}}
+K_BLOCK_US = {FP8: {8: 0.33, 64: 0.62, 128: 0.80}, MXFP4: {8: 0.42, 16: 0.47, 24: 0.53, 32: 0.57, 64: 0.80, 128: 0.80}}
 HALF_TILE = 64  # rows; a last block that is not larger costs half in a 128-row kernel:
 HALF_K_BLOCK_US = 0.52
 TILE_US = 1.0  # what a tile costs besides its K blocks
@@ -58,6 +61,8 @@ COMBINE_GBS = 3900.0
 # tiles are 1 to 7 % faster. MXFP4: each class is the fastest of the five on both sides of its bounds, but for 1 % at 32
 # tokens and 4 % at 160 of H 4096.
 ROWS_MARGIN = 1.25
+# Of 64 KB (include/deep_moe/sched/decode_plan.h): 32 MB stay in the L2 cache.
+DECODED_SLOTS = 1024
 NOISE = 0.02  # scores that are closer than this tell nothing
 SPREAD = NormalDist().quantiles(n=16)  # rows of an expert: so many standard deviations around their mean
 
@@ -144,7 +149,8 @@ def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list
         )
         variants.append(geometry.replace(bound_class=index, **{**fields, **overrides}))
     ring_rows = overrides.get("ring_rows") or max(_ring_rows(variant) for variant in variants)
-    return [variant.replace(ring_rows=ring_rows) for variant in variants]
+    decoded_slots = overrides.get("decoded_slots") or any(variant.decodes_ahead for variant in variants) * DECODED_SLOTS
+    return [variant.replace(ring_rows=ring_rows, decoded_slots=decoded_slots) for variant in variants]
 
 
 def _tokens_within(geometry: "_C.Config", most_rows: int) -> int:

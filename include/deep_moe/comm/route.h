@@ -90,7 +90,7 @@ private:
     // u32 [E]: counts, then next positions; behind them u32 [E]: prefix sums. In the memory of the pipeline's stages, which
     // are not loaded before counts_ready.
     static DM_DEVICE u32* next_of(const Context<kConfig>& ctx) {
-        static_assert(2 * kMaxExperts * sizeof(u32) <= weight_block_bytes(kConfig.mma_type));
+        static_assert(2 * kMaxExperts * sizeof(u32) <= stage_weight_bytes(kConfig));
         return ctx.template shared<SmemField::B, u32>();
     }
 

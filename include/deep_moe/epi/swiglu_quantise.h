@@ -91,7 +91,7 @@ private:
                              hw::pack_e4m3x2(hw::mul(v[4], scale.inverse), hw::mul(v[5], scale.inverse)) << 16;
             }
             const u32 channel = tile.piece_column(p) / 2 + tile.quad_lane * 16;
-            if (writes) hw::store(reinterpret_cast<Vec16*>(row + channel), bytes);
+            if (writes) store_codes<kConfig.mma_type>(row, channel, bytes);
         }
         const bool writes_scale = !ThreadTile<kSplit>::kByColumns || tile.warpgroup == 0;
         if (writes && writes_scale && tile.quad_lane == 0) {

@@ -5,7 +5,7 @@
 #include "deep_moe/layout/params.h"
 #include "deep_moe/layout/smem.h"
 #include "deep_moe/pipe/trace.h"
-#include "deep_moe/sched/task_order.h"
+#include "deep_moe/sched/decode_plan.h"
 
 namespace deep_moe {
 
@@ -35,6 +35,8 @@ DM_FIELD_TYPE(RowMeta, RowMeta)
 DM_FIELD_TYPE(L2Pool, u8)
 DM_FIELD_TYPE(L2PoolSf, float)
 DM_FIELD_TYPE(CombineSlots, u16)
+DM_FIELD_TYPE(DecodedChunks, u64)
+DM_FIELD_TYPE(DecodedWeights, u8)
 #undef DM_FIELD_TYPE
 
 template <MegaMoeConfig kConfig, BufferField kField>
@@ -81,6 +83,8 @@ struct Context {
     DM_DEVICE u32 num_touched() const { return hw::load_shared(shared<SmemField::State, u32>() + 3); }
     // Row blocks of all of them. After counts_ready.
     DM_DEVICE u32 num_blocks() const { return hw::load_shared(shared<SmemField::State, u32>() + 4); }
+    // After counts_ready.
+    DM_DEVICE DecodePlan decode_plan() const { return deep_moe::decode_plan(kConfig, hw::grid_dim(), num_touched(), num_blocks()); }
     DM_DEVICE u32 touched_expert(u32 i) const { return hw::load_shared(shared<SmemField::Touched, u16>() + i); }
     // [K blocks][2] of the tile whose place in the ring of kScaleTiles is `slot`.
     DM_DEVICE float* weight_scales(u32 slot) const {
@@ -147,6 +151,11 @@ struct Context {
             hw::mbarrier_init(barrier(barriers().row(0, i)), 1);
         hw::mbarrier_init(barrier(barriers().counts_ready()), 1);
         hw::mbarrier_init(barrier(barriers().math()), kConfig.math_warps());
+        if constexpr (kConfig.decodes_ahead())
+            for (u32 i = 0; i < kSlotsGiven; ++i) {
+                hw::mbarrier_init(barrier(barriers().slot_given(i)), 1);
+                hw::mbarrier_init(barrier(barriers().stored(i)), kConfig.math_warps());
+            }
         hw::fence_mbarrier_init();
     }
     // One thread, before sync_block().

@@ -85,12 +85,7 @@ private:
         u8* out = buffer_field<kConfig, BufferField::X>(params.buffer) + t * u64(kHidden);
         for (u32 i = first + hw::lane_idx() * 16; i < min_of(first + kPartChannels, kHidden); i += kWarpSize * 16) {
             const Vec16 codes = hw::load(reinterpret_cast<const Vec16*>(x + i));
-            if constexpr (kConfig.has_mxfp4_weights())
-                for (u32 j = 0; j < 2; ++j)
-                    hw::store(reinterpret_cast<u64*>(out + activation_byte_of(kConfig.mma_type, i + 8 * j)),
-                              u64(codes.w[2 * j + 1]) << 32 | codes.w[2 * j]);
-            else
-                hw::store(reinterpret_cast<Vec16*>(out + i), codes);
+            store_codes<kConfig.mma_type>(out, i, codes);
         }
         const float* sf = at<float>(params.x_sf, t * params.x_sf_stride);
         float* out_sf = buffer_field<kConfig, BufferField::XSf>(params.buffer) + t * u64(kGroups);

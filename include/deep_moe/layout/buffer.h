@@ -34,6 +34,7 @@ enum class BufferField : u32 {
     RowsArrived,   // u32 [2][blocks]: rows pulled into a row block; banks alternate by epoch parity
     L1Done,        // u32 [2][blocks]: L1 tiles of the block that are stored
     L2Done,        // u32 [2][blocks]: L2 tiles of the block that are stored
+    DecodedChunks,  // u64 [slots]: which chunk a slot of DecodedWeights holds (sched/decode_plan.h)
     X,             // e4m3 [T][H]: staged activations
     XSf,           // f32 [T][H/128]
     TopkIdx,       // i32 [T][K]: -1 (or anything outside [0, E)) means no expert
@@ -44,6 +45,7 @@ enum class BufferField : u32 {
     L2Pool,        // e4m3 [ring rows][I padded to 128]: activated rows, input of L2
     L2PoolSf,      // f32 [ring rows / BM][I/128][BM], flat
     CombineSlots,  // (remote) bf16 [K][T][H]: one expert's output for one token
+    DecodedWeights,  // e4m3 [slots][K blocks of a chunk][256][128]: as FP8 weights lie, K as activations
     kCount
 };
 
@@ -74,6 +76,7 @@ constexpr FieldSpec buffer_field_spec(const MegaMoeConfig& c, BufferField field)
         case BufferField::RowsArrived: return {"rows_arrived", Dtype::U32, {2, blocks, 1}, kLine};
         case BufferField::L1Done: return {"l1_done", Dtype::U32, {2, blocks, 1}, kLine};
         case BufferField::L2Done: return {"l2_done", Dtype::U32, {2, blocks, 1}, kLine};
+        case BufferField::DecodedChunks: return {"decoded_chunks", Dtype::U64, {c.decoded_slots, 1, 1}, kLine};
         case BufferField::X: return {"x", Dtype::E4m3, {tokens, c.hidden, 1}, kPage};
         case BufferField::XSf: return {"x_sf", Dtype::F32, {tokens, c.l1_k_blocks(), 1}, kPage};
         case BufferField::TopkIdx: return {"topk_idx", Dtype::I32, {tokens, topk, 1}, kPage};
@@ -84,6 +87,8 @@ constexpr FieldSpec buffer_field_spec(const MegaMoeConfig& c, BufferField field)
         case BufferField::L2Pool: return {"l2_pool", Dtype::E4m3, {ring, c.padded_intermediate(), 1}, kPage};
         case BufferField::L2PoolSf: return {"l2_pool_sf", Dtype::F32, {c.l2_k_blocks(), ring, 1}, kPage};
         case BufferField::CombineSlots: return {"combine_slots", Dtype::Bf16, {topk, tokens, c.hidden}, kPage};
+        case BufferField::DecodedWeights:
+            return {"decoded_weights", Dtype::E4m3, {c.decoded_slots, kChunkBlocks * kBlockN, kBlockK}, kPage};
         default: return {"", Dtype::U8, {0, 1, 1}, 1};
     }
 }
@@ -121,6 +126,8 @@ enum class WaitSite : u32 {
     L1Done = 5,       // index = row block
     DoneFlag = 6,     // index = owner rank
     Pipeline = 7,     // a barrier inside the CTA: a defect of the kernel
+    DecodedChunk = 8, // index = slot
+    DecodedSlot = 9,  // index = slot
 };
 
 constexpr u64 abort_record(AbortCode code, WaitSite site, u32 rank, u32 index) {

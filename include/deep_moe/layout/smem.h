@@ -11,6 +11,7 @@ constexpr u32 kMaxSmemBytes = 232448;  // 227 KiB: the most a block may use on S
 constexpr u32 kTaskDepth = 4;          // tile entries in flight between the scheduler and its readers
 constexpr u32 kMaxRowBuffers = 2;      // rows in flight per pulling warp
 constexpr u32 kMaxStages = 12;
+constexpr u32 kSlotsGiven = 3;  // of decoded weights, ahead of the chunks that have been announced
 constexpr u32 kMaxLoneEntries = 256;  // that one rank alone routes in every CTA
 
 enum class SmemField : u32 {
@@ -25,7 +26,7 @@ enum class SmemField : u32 {
     Entries,    // u16 [kMaxLoneEntries]: expert of every entry (comm/lone_rank.h)
     DirectEntries,  // u8 [kMaxDirectRows][8]: entry of a row, by block (comm/direct_rows.h)
     DirectWeights,  // f32 [kMaxDirectRows]: top-k weight of every entry
-    Tasks,          // TileTask [kTaskDepth]
+    Tasks,          // TileTask [kTaskDepth], and where weights are decoded ahead u32 [kTaskDepth]
     Amax,  // f32 [2][warpgroups][64], with swapped operands [2][warps][BM]: exchange between those that share a scale group
     Barriers,  // u64 [kNumBarriers]
     State,     // u32 [5]: aborted flag, launch epoch, staged tokens, touched experts, row blocks
@@ -45,7 +46,10 @@ struct BarrierLayout {
     }
     constexpr u32 counts_ready() const { return row(kNumDispatchWarps, 0); }
     constexpr u32 math() const { return counts_ready() + 1; }
-    constexpr u32 count() const { return math() + 1; }
+    // Of CTAs that decode (roles/decode.h): a chunk has its slot, and it has been stored.
+    constexpr u32 slot_given(u32 i) const { return math() + 1 + i; }
+    constexpr u32 stored(u32 i) const { return math() + 1 + kSlotsGiven + i; }
+    constexpr u32 count() const { return stored(kSlotsGiven); }
 };
 
 // Tiles whose weight scales are in shared memory at a time. The scales of a tile overwrite those of the tile so many
@@ -61,7 +65,7 @@ constexpr u32 scale_tile_floats(const MegaMoeConfig& c) {
 constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 row_buffers, SmemField field) {
     switch (field) {
         case SmemField::A: return {"smem_a", Dtype::E4m3, {stages, c.l2_stage_k_blocks() * c.block_m, kBlockK}, 1024};
-        case SmemField::B: return {"smem_b", Dtype::U8, {stages, weight_block_bytes(c.mma_type), 1}, 1024};
+        case SmemField::B: return {"smem_b", Dtype::U8, {stages, stage_weight_bytes(c), 1}, 1024};
         case SmemField::SfA: return {"smem_sf_a", Dtype::F32, {stages, c.l2_stage_k_blocks() * c.block_m, 1}, 128};
         case SmemField::SfB:
             return {"smem_sf_b", Dtype::F32, {num_scale_tiles(c, stages), scale_tile_floats(c), 1}, 128};
@@ -75,7 +79,7 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 
             return {"smem_direct_entries", Dtype::U8, {c.has_direct_rows() ? kMaxDirectRows : 0, c.block_m, 1}, 16};
         case SmemField::DirectWeights:
             return {"smem_direct_weights", Dtype::F32, {c.has_direct_rows() ? kMaxDirectRows : 0, 1, 1}, 16};
-        case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {kTaskDepth, 4, 1}, 16};
+        case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {c.decodes_ahead() ? kTaskDepth + 1 : kTaskDepth, 4, 1}, 16};
         case SmemField::Amax:
             return {"smem_amax",
                     Dtype::F32,
@@ -99,7 +103,7 @@ constexpr u32 stages_beside(const MegaMoeConfig& c, u32 row_buffers) {
 
 // Adjacent stages of a tile that MXFP4's math warps take at a time: two, where no tile has an odd number of them.
 constexpr u32 stages_together(const MegaMoeConfig& c) {
-    return c.has_mxfp4_weights() && c.l1_k_blocks() % 2 == 0 && c.l2_k_blocks() % 2 == 0 ? 2 : 1;
+    return c.decodes_in_place() && c.l1_k_blocks() % 2 == 0 && c.l2_k_blocks() % 2 == 0 ? 2 : 1;
 }
 
 // As many stages as fit. A second row buffer may not cost one: five stages instead of four are 1 to 2 % at few tokens.

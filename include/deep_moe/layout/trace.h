@@ -24,7 +24,8 @@ enum class TraceKind : u32 {
     Pull,             // one row into row block `argument`; stalled: the row under way
     WaitRingSlot,     // argument: the row block that must be read for the last time first
     // loaders
-    WaitRows,  // tile: its rows have been pulled (L1) or activated (L2)
+    WaitRows,     // tile: its rows have been pulled (L1) or activated (L2)
+    WaitWeights,  // tile: its weights have been decoded
     Load,      // tile, and the next one's entry; stalled: for free stages (LoadA: and for that entry)
     // loaders and math
     WaitTask,  // tile: for its entry; the last one has no tile
@@ -32,6 +33,7 @@ enum class TraceKind : u32 {
     WaitFirstStage,  // tile
     Multiply,        // tile, from its first stage on; stalled: for the others
     Epilogue,        // tile; stalled: for the other warpgroups
+    Decode,          // pair of weight tiles `argument`; stalled: for free slots
     WaitDone,        // for all ranks' last tiles
     Combine,
     kCount
@@ -63,8 +65,10 @@ struct alignas(16) TraceHeader {
     u32 bound_class;             // the variant
 };
 
-// Both loaders, the dispatch warps, and the first warp of each math warpgroup.
-constexpr u32 trace_warps(const MegaMoeConfig& c) { return 2 + kNumDispatchWarps + c.math_warpgroups(); }
+// Both loaders, the dispatch warps, and the first warp of each math warpgroup that some variant has.
+constexpr u32 trace_warps(const MegaMoeConfig& c) {
+    return 2 + kNumDispatchWarps + (c.has_mxfp4_weights() ? kMxfp4MathWarpgroups : kFp8MathWarpgroups);
+}
 constexpr u32 kNoTraceSlot = ~0u;
 
 constexpr u32 trace_slot(u32 warp) {

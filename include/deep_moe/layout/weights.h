@@ -55,6 +55,11 @@ constexpr u32 weight_block_bytes(MmaType type) {
     return type == MmaType::Fp8xMxfp4 ? kMxfp4Pieces * kMxfp4PieceBytes : kWeightBlockBytes;
 }
 
+// What a pipeline stage holds of the weights.
+constexpr u32 stage_weight_bytes(const MegaMoeConfig& c) {
+    return c.decodes_ahead() ? kWeightBlockBytes : weight_block_bytes(c.mma_type);
+}
+
 // Weight scale records of one tile.
 constexpr u32 scale_records(u32 k_blocks) { return align_up(k_blocks, 2u); }  // 16 bytes: the smallest bulk copy
 // Of one expert's matrix.

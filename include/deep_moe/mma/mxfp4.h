@@ -40,12 +40,12 @@ struct Mxfp4Codes {
     u32 exponents;  // [row][half of the K block]
 };
 
-// a[i]: the fragment of the block's i-th wgmma (hw::wgmma_m64k32_e4m3).
-DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, u32 (&a)[4][4]) {
+// a[i]: the fragment of the block's i-th wgmma (hw::wgmma_m64k32_e4m3). The exponents of all lanes are normal, or some not.
+DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, bool all_normal, u32 (&a)[4][4]) {
     Mxfp4Magnitudes of[4];  // as the exponents
     DM_UNROLL
     for (u32 i = 0; i < 4; ++i) of[i] = mxfp4_normal_magnitudes(hw::byte_permute(codes.exponents, 0, 0x4440 + i));
-    if (!hw::all_lanes(mxfp4_all_normal(codes.exponents)))
+    if (!all_normal)
         DM_UNROLL
         for (u32 i = 0; i < 4; ++i) of[i] = mxfp4_magnitudes(hw::byte_permute(codes.exponents, 0, 0x4440 + i));
     DM_UNROLL
@@ -57,6 +57,9 @@ DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, u32 (&a)[4][4]) {
             a[i][v] = hw::byte_permute(low, high, selector) | (word & 0x80808080);
             a[i][2 + v] = hw::byte_permute(low, high, selector >> 16) | (word << 4 & 0x80808080);
         }
+}
+DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, u32 (&a)[4][4]) {
+    decode_mxfp4(codes, hw::all_lanes(mxfp4_all_normal(codes.exponents)), a);
 }
 
 }  // namespace deep_moe

@@ -38,7 +38,8 @@ public:
     // Ends a span; the next one begins.
     DM_DEVICE void lap(TraceKind kind, u32 argument = kNoArgument) const { record(kind, TracePhase::None, argument); }
     DM_DEVICE void lap(TraceKind kind, const TileTask& task) const {
-        record(kind, TracePhase(task.kind), trace_tile(task.block, task.n_tile));
+        const bool is_tile = task.kind == TaskKind::L1 || task.kind == TaskKind::L2;
+        record(kind, is_tile ? TracePhase(task.kind) : TracePhase::None, trace_tile(task.block, task.n_tile));
     }
 
     // Lives as long as a wait inside a span; in SM clocks, since it may be shorter than a step of the timer.

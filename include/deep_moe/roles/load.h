@@ -5,7 +5,9 @@
 #pragma once
 
 #include "deep_moe/comm/direct_rows.h"
+#include "deep_moe/pipe/decoded_weights.h"
 #include "deep_moe/pipe/tasks.h"
+#include "deep_moe/roles/decode.h"
 
 namespace deep_moe {
 
@@ -21,25 +23,39 @@ struct LoadBRole {
         ctx.trace.lap(TraceKind::WaitCounts);
         if (ctx.aborted()) return tasks.publish(ctx, kEnd);
         const bool evict_first = loads_evict_first(kConfig, ctx.num_touched());
-        TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx});
+        const DecodePlan plan = ctx.decode_plan();
+        if constexpr (kConfig.decodes_ahead()) {
+            if (plan.is_decoder(hw::block_idx())) {
+                tasks.publish(ctx, {TaskKind::Decode, 0, 0, 0, 0, 0});
+                DecodeRole<kConfig>::load(ctx);
+                return tasks.publish(ctx, kEnd);
+            }
+        }
+        DecodedWeights<kConfig> decoded(plan);
+        TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx}, plan.unit_blocks);
         u32 place = hw::block_idx(), taken = 0;  // places that CTAs have asked for, beyond the first one of each
         TileTask task = order.first(place);
-        tasks.publish(ctx, task);
+        tasks.publish(ctx, task, first_slot(plan, order));
         while (task.kind != TaskKind::End) {
             const TileTask loaded = task;
             const u32 steps = ctx.k_steps(loaded.kind);
             const u32 ask_at = steps - min_of(steps, kAskBefore), turn_at = steps - 1;
+            if constexpr (kConfig.decodes_ahead()) decoded.begin(order.weight_tile());
             for (u32 step = 0; step < steps; ++step, stage.advance()) {
                 if (step == ask_at) taken = hw::atomic_add_relaxed_gpu(ctx.places_taken(), 1);
                 if (step == turn_at) {
                     // Added only here: the loader waits for the answer where it uses it.
-                    const u32 next = hw::grid_dim() + taken;
+                    const u32 next = plan.workers + taken;
                     task = ctx.aborted() ? kEnd : order.next(next - place);
                     place = next;
-                    tasks.publish(ctx, task);
+                    tasks.publish(ctx, task, first_slot(plan, order));
                 }
+                // Before the stage is free, as it takes a while.
+                if constexpr (kConfig.decodes_ahead()) decoded.wait(ctx, loaded, step);
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
-                load_stage(ctx, loaded, step, stage.slot, scales.slot, evict_first);
+                const u8* weights = nullptr;
+                if constexpr (kConfig.decodes_ahead()) weights = decoded.block(ctx, step);
+                load_stage(ctx, loaded, step, stage.slot, scales.slot, weights, evict_first);
             }
             scales.advance();
             ctx.trace.lap(TraceKind::Load, loaded);
@@ -51,11 +67,18 @@ private:
     // would go to CTAs that are not ready for them (9 % at 1024 tokens).
     static constexpr u32 kAskBefore = 3;  // stages before the end
 
-    static constexpr u32 kBlockBytes = weight_block_bytes(kConfig.mma_type);
+    static constexpr u32 kBlockBytes = stage_weight_bytes(kConfig);
 
-    // What a stage holds of the tile's weights; the first one comes with the scales of all.
+    // Of the tile that the order is at.
+    static DM_DEVICE u32 first_slot(const DecodePlan& plan, const auto& order) {
+        if constexpr (kConfig.decodes_ahead()) return plan.first_slot(order.weight_tile());
+        return 0;
+    }
+
+    // What a stage holds of the tile's weights; the first one comes with the scales of all. `decoded`: where they are if they
+    // are decoded ahead.
     static DM_DEVICE void load_stage(const Context<kConfig>& ctx, const TileTask& task, u32 step, u32 stage,
-                                     u32 scale_tile, bool evict_first) {
+                                     u32 scale_tile, const u8* decoded, bool evict_first) {
         const bool is_l1 = task.kind == TaskKind::L1;
         const u32 k_blocks = ctx.k_blocks(task.kind), scale_floats = scale_records(k_blocks) * kWeightScaleRecord;
         const u32 scale_bytes = step == 0 ? scale_floats * u32(sizeof(float)) : 0;
@@ -68,6 +91,7 @@ private:
         u8* to = ctx.template shared<SmemField::B, u8>() + stage * kBlockBytes;
         const u8* from = (is_l1 ? ctx.params.l1_weights : ctx.params.l2_weights) +
                          (tile * k_blocks + first_kb) * kBlockBytes + task.n_tile % parts * part_bytes;
+        if constexpr (kConfig.decodes_ahead()) from = decoded;
         DM_UNROLL
         for (u32 i = 0; i < kConfig.l2_stage_k_blocks(); ++i)
             if (i >= count)
@@ -94,12 +118,23 @@ struct LoadARole {
         TaskRing<kConfig> tasks;
         RingPosition<Context<kConfig>::kStages> stage;
         Finished finished;
+        [[maybe_unused]] ChunksRead<kConfig> read;
         for (Turn next = turn(ctx, tasks);;) {
-            const auto [task, entry, ready] = next;
+            const auto [task, entry, ready, weight_slot] = next;
             ctx.trace.lap(TraceKind::WaitTask, task);
+            if constexpr (kConfig.decodes_ahead()) {
+                if (task.kind == TaskKind::Decode) {
+                    DecodeRole<kConfig>::announce(ctx);
+                    next = turn(ctx, tasks);
+                    continue;
+                }
+            }
+            if constexpr (kConfig.decodes_ahead())
+                if (task.kind == TaskKind::End) read.finish(ctx, stage);
             if (task.kind == TaskKind::End) return announce(ctx, finished, entry);
             if (!ready && !is_ready(ctx, task)) {
                 announce(ctx, finished, entry);  // what this tile waits for may be the tile before it
+                if constexpr (kConfig.decodes_ahead()) read.finish(ctx, stage);
                 // After a failed wait the tile is computed from whatever is there and not stored.
                 if (!wait_rows(ctx, task)) ctx.set_aborted();
             }
@@ -107,13 +142,20 @@ struct LoadARole {
             // Rows, scales and requantised values were written by ordinary stores or other CTAs' bulk stores.
             hw::fence_proxy_async();
             const u32 steps = ctx.k_steps(task.kind), turn_at = steps - 1;
+            if constexpr (kConfig.decodes_ahead()) read.begin(ctx, weight_slot, steps, stage);
             for (u32 step = 0; step < steps; ++step, stage.advance()) {
+                if constexpr (kConfig.decodes_ahead())
+                    if (step == turn_at) {  // the next tile may be published only when others have gone on
+                        announce(ctx, finished, entry);
+                        read.finish_before(ctx, stage, step);
+                    }
                 if (step == turn_at) next = turn(ctx, tasks);
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
                 // NOTES: not earlier. By now the math warps have used a stage of this tile, so they are past the
                 // epilogue of the one before and its stores are under way since a while: the release hardly waits.
                 if (step == Context<kConfig>::kStages) announce(ctx, finished, entry);
                 load_stage(ctx, task, step, stage.slot);
+                if constexpr (kConfig.decodes_ahead()) read.loaded(ctx, step);
             }
             announce(ctx, finished, entry);
             ctx.trace.lap(TraceKind::Load, task);
@@ -127,11 +169,13 @@ private:
         TileTask task;
         RingPosition<kTaskDepth> entry;
         bool ready;
+        u32 weight_slot;
     };
     static DM_DEVICE Turn turn(const Context<kConfig>& ctx, TaskRing<kConfig>& tasks) {
         const RingPosition<kTaskDepth> entry = tasks.position;
-        const TileTask task = tasks.take(ctx);
-        return {task, entry, is_ready(ctx, task)};
+        u32 weight_slot = 0;
+        const TileTask task = tasks.take(ctx, weight_slot);
+        return {task, entry, is_ready(ctx, task), weight_slot};
     }
 
     // The tile before the current one, until other CTAs and the dispatch warps have been told that it is stored.
@@ -168,7 +212,7 @@ private:
     }
     static DM_DEVICE bool is_ready(const Context<kConfig>& ctx, const TileTask& task) {
         if (task.kind == TaskKind::L1 && DirectRows<kConfig>::applies(ctx)) return true;
-        return task.kind != TaskKind::End &&
+        return (task.kind == TaskKind::L1 || task.kind == TaskKind::L2) &&
                hw::load_acquire<hw::Scope::Gpu>(ready_word(ctx, task)) == ready_count(task);
     }
     static DM_DEVICE bool wait_rows(const Context<kConfig>& ctx, const TileTask& task) {

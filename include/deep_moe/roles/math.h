@@ -6,6 +6,7 @@
 #include "deep_moe/epi/swiglu_quantise.h"
 #include "deep_moe/pipe/stages.h"
 #include "deep_moe/pipe/tasks.h"
+#include "deep_moe/roles/decode.h"
 #include "deep_moe/roles/swapped_math.h"
 
 namespace deep_moe {
@@ -21,10 +22,15 @@ struct MathRole {
         RingPosition<Context<kConfig>::kScaleTiles> scales;
         MathBarrier barrier;
         [[maybe_unused]] SwappedMath<kConfig> swapped;
+        [[maybe_unused]] bool decodes = false;
         for (;;) {
             const TileTask task = tasks.take_warp(ctx);
             ctx.trace.lap(TraceKind::WaitTask, task);
             if (task.kind == TaskKind::End) break;
+            if constexpr (kConfig.decodes_ahead()) {
+                decodes = task.kind == TaskKind::Decode;
+                if (decodes) break;
+            }
             const float* weight_scales = ctx.weight_scales(scales.slot);
             if constexpr (kConfig.swaps_operands()) {
                 swapped.run_tile(ctx, task, weight_scales, math_warp, stage, barrier);
@@ -35,6 +41,8 @@ struct MathRole {
             }
             scales.advance();
         }
+        if constexpr (kConfig.decodes_ahead())
+            if (decodes) DecodeRole<kConfig>::run(ctx, math_warp);
         finish(ctx, math_warp, barrier);
     }
 

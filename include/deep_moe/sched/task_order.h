@@ -19,7 +19,7 @@
 
 namespace deep_moe {
 
-enum class TaskKind : u16 { L1, L2, End };
+enum class TaskKind : u16 { L1, L2, End, Decode };  // Decode: what a CTA does before its End that has no tiles (roles/decode.h)
 
 // One tile, as the scheduler publishes it to the other roles. 16 bytes.
 struct alignas(16) TileTask {
@@ -31,6 +31,18 @@ struct alignas(16) TileTask {
     u32 ring_slot;  // block % ring_blocks: where its rows are in the pools
 };
 static_assert(sizeof(TileTask) == 16);
+
+// One or two weight tiles of a unit: of n_tiles from first_n_tile on, each needed by `readers` tiles.
+struct WeightPair {
+    TaskKind kind;  // End: there is none
+    u32 expert;
+    u32 first_n_tile, n_tiles;
+    u32 readers;
+};
+// The weight tile of a tile: which half of which pair, in the order of pairs.
+struct WeightTile {
+    u32 pair, half;
+};
 
 // Walks the units of one phase. Experts: the local experts in ascending order; those without rows may be left out.
 // count(), and of the i-th: id(i), rows(i).
@@ -74,10 +86,10 @@ private:
 template <typename Experts>
 class TaskOrder {
 public:
-    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts)
+    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts, u32 unit_blocks)
         : experts_(experts),
           block_m_(c.block_m),
-          unit_blocks_(c.unit_blocks),
+          unit_blocks_(unit_blocks),
           lag_blocks_(c.lag_blocks),
           ring_blocks_(c.ring_blocks()),
           l1_tiles_(c.l1_n_tiles()),
@@ -96,9 +108,7 @@ public:
         u32 l1_tiles = tiles_of_l1(), l2_tiles = tiles_of_l2();
         while (!ended_ && tile_ >= l1_tiles + l2_tiles) {
             tile_ -= l1_tiles + l2_tiles;
-            if (has_l1_) l1_.advance(experts_, block_m_, unit_blocks_);
-            if (has_l2_) l2_.advance(experts_, block_m_, unit_blocks_);
-            choose_step();
+            next_step();
             l1_tiles = tiles_of_l1(), l2_tiles = tiles_of_l2();
         }
         if (ended_) return TileTask{TaskKind::End, 0, 0, 0, 0, 0};
@@ -117,6 +127,7 @@ public:
         const u32 blocks = unit.blocks(block_m_, unit_blocks_);
         const u32 n = blocks == 1 ? tile : tile / blocks, m = tile - n * blocks;  // few rows: without a division
         const u32 block = unit.block + m;
+        weight_tile_ = {pairs_ + n / 2, n % 2};
         return TileTask{in_l1 ? TaskKind::L1 : TaskKind::L2,
                         u16(n),
                         u16(experts_.id(unit.expert)),
@@ -125,7 +136,26 @@ public:
                         block % ring_blocks_};
     }
 
+    // Of the tile that was returned last. Orders that interleave have no pairs.
+    DM_HOST_DEVICE constexpr WeightTile weight_tile() const { return weight_tile_; }
+
+    // Moves to the unit of a pair, which may not be before the one asked for last.
+    DM_HOST_DEVICE constexpr WeightPair pair(u32 number) {
+        while (!ended_ && number - pairs_ >= pairs_of_step()) next_step();
+        if (ended_) return {TaskKind::End, 0, 0, 0, 0};
+        const u32 first = (number - pairs_) * 2, tiles = has_l1_ ? l1_tiles_ : l2_tiles_;
+        return {has_l1_ ? TaskKind::L1 : TaskKind::L2, experts_.id(has_l1_ ? l1_.expert : l2_.expert), first,
+                min_of(tiles - first, 2u), has_l1_ ? l1_.blocks(block_m_, unit_blocks_) : l2_.blocks(block_m_, unit_blocks_)};
+    }
+
 private:
+    DM_HOST_DEVICE constexpr u32 pairs_of_step() const { return ceil_div(has_l1_ ? l1_tiles_ : l2_tiles_, 2u); }
+    DM_HOST_DEVICE constexpr void next_step() {
+        pairs_ += pairs_of_step();
+        if (has_l1_) l1_.advance(experts_, block_m_, unit_blocks_);
+        if (has_l2_) l2_.advance(experts_, block_m_, unit_blocks_);
+        choose_step();
+    }
     DM_HOST_DEVICE constexpr u32 tiles_of_l1() const {
         return has_l1_ ? l1_.blocks(block_m_, unit_blocks_) * l1_tiles_ : 0;
     }
@@ -148,6 +178,8 @@ private:
     u32 tile_ = 0;
     bool has_l1_ = true, has_l2_ = false;  // what the step of the sequence that `tile_` is in has
     bool ended_ = false;
+    u32 pairs_ = 0;  // of the steps before
+    WeightTile weight_tile_{};
 };
 
 }  // namespace deep_moe

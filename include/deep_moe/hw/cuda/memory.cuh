@@ -85,6 +85,9 @@ DM_DEVICE void store_release_sys(u32* p, u32 value) {
 DM_DEVICE void store_release_sys(u64* p, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
+DM_DEVICE void store_release_gpu(u64* p, u64 value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
 DM_DEVICE void store_relaxed_sys(u64* p, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }

@@ -84,6 +84,9 @@ DM_DEVICE void store_release_sys(u32* p, u32 value) {
 DM_DEVICE void store_release_sys(u64* p, u64 value) {
     emu_store(p, value, emu_global(emu::Order::Release, Scope::Sys));
 }
+DM_DEVICE void store_release_gpu(u64* p, u64 value) {
+    emu_store(p, value, emu_global(emu::Order::Release, Scope::Gpu));
+}
 DM_DEVICE void store_relaxed_sys(u64* p, u64 value) {
     emu_store(p, value, emu_global(emu::Order::Relaxed, Scope::Sys));
 }

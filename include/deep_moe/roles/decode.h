@@ -1,0 +1,201 @@
+// A CTA that decodes weights for the others (sched/decode_plan.h). All walk the same chunks: LoadB's thread loads packed
+// ones, to where weights would be; the math warps decode them, each 32 rows of every K block, to where rows would be, and
+// from there by bulk copies to the ring; LoadA's thread gives them slots and announces what they have stored.
+#pragma once
+
+#include "deep_moe/mma/mxfp4.h"
+#include "deep_moe/mma/promote.h"
+#include "deep_moe/pipe/stages.h"
+
+namespace deep_moe {
+
+// The chunks of this CTA, in its order.
+template <MegaMoeConfig kConfig>
+class DecodeStream {
+public:
+    DM_DEVICE explicit DecodeStream(const Context<kConfig>& ctx)
+        : ctx_(ctx),
+          plan_(ctx.decode_plan()),
+          order_(kConfig, TouchedExperts<kConfig>{ctx}, plan_.unit_blocks),
+          number_(hw::block_idx() - plan_.workers),
+          pair_(order_.pair(number_)) {}
+
+    DM_DEVICE bool ended() const { return pair_.kind == TaskKind::End; }
+    DM_DEVICE void advance() {
+        if (++half_ < pair_.n_tiles) return;
+        half_ = 0;
+        if (++chunk_ < chunks_of(k_blocks())) return;
+        chunk_ = 0;
+        number_ += plan_.decoders;
+        pair_ = order_.pair(number_);
+    }
+
+    DM_DEVICE u32 pair() const { return number_; }
+    DM_DEVICE bool is_first_of_pair() const { return chunk_ == 0 && half_ == 0; }
+    DM_DEVICE u32 slot() const { return plan_.first_slot({number_, half_}) + chunk_ % plan_.depth; }
+    DM_DEVICE u64 word() const { return chunk_word(kConfig, ctx_.epoch(), number_, chunk_, pair_.readers); }
+    // K blocks of the chunk.
+    DM_DEVICE u32 blocks() const { return ended() ? 0 : min_of(kChunkBlocks, k_blocks() - chunk_ * kChunkBlocks); }
+    // Their codes and exponents.
+    DM_DEVICE const u8* packed() const {
+        const u64 tile = u64(pair_.expert) * ctx_.weight_tiles(pair_.kind) + pair_.first_n_tile + half_;
+        return (pair_.kind == TaskKind::L1 ? ctx_.params.l1_weights : ctx_.params.l2_weights) +
+               (tile * k_blocks() + chunk_ * kChunkBlocks) * weight_block_bytes(kConfig.mma_type);
+    }
+
+private:
+    DM_DEVICE u32 k_blocks() const { return ctx_.k_blocks(pair_.kind); }
+
+    const Context<kConfig>& ctx_;
+    const DecodePlan plan_;
+    TaskOrder<TouchedExperts<kConfig>> order_;
+    u32 number_;
+    WeightPair pair_;
+    u32 half_ = 0, chunk_ = 0;
+};
+
+template <MegaMoeConfig kConfig>
+struct DecodeRole {
+    // LoadB.
+    static DM_DEVICE void load(const Context<kConfig>& ctx) {
+        Packed stage;
+        for (DecodeStream<kConfig> chunk(ctx); !chunk.ended(); chunk.advance(), stage.advance()) {
+            wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
+            u64* full = ctx.barrier(ctx.barriers().full(stage.slot));
+            hw::mbarrier_arrive_expect_tx(full, chunk.blocks() * kPackedBytes);
+            hw::bulk_load(packed(ctx, stage), chunk.packed(), chunk.blocks() * kPackedBytes, full);
+            hw::mbarrier_arrive(full);  // in place of LoadA
+        }
+    }
+
+    // LoadA.
+    static DM_DEVICE void announce(const Context<kConfig>& ctx) {
+        DecodeStream<kConfig> chunk(ctx);
+        Given given, stored;
+        u64* words = ctx.template own<BufferField::DecodedChunks>();
+        u64 *slots[kSlotsGiven] = {}, contents[kSlotsGiven];  // given and not announced
+        for (u32 behind = 0; behind < kSlotsGiven;) {
+            if (slots[0] != nullptr) {
+                wait_barrier(ctx, ctx.barriers().stored(stored.slot), stored.full_parity());
+                if (!ctx.aborted()) hw::store_release_gpu(slots[0], contents[0]);
+                stored.advance();
+            }
+            DM_UNROLL
+            for (u32 i = 1; i < kSlotsGiven; ++i) slots[i - 1] = slots[i], contents[i - 1] = contents[i];
+            slots[kSlotsGiven - 1] = nullptr;
+            if (chunk.ended()) {
+                ++behind;
+                continue;
+            }
+            u64* word = words + chunk.slot();
+            if (!wait_word<hw::Scope::Gpu>(ctx, WaitSite::DecodedSlot, chunk.slot(), word,
+                                           [](u64 seen) { return readers_left(seen) == 0; }))
+                ctx.set_aborted();
+            hw::mbarrier_arrive(ctx.barrier(ctx.barriers().slot_given(given.slot)));
+            slots[kSlotsGiven - 1] = word, contents[kSlotsGiven - 1] = chunk.word();
+            chunk.advance(), given.advance();
+        }
+    }
+
+    // All math warps.
+    static DM_DEVICE void run(const Context<kConfig>& ctx, u32 math_warp) {
+        Packed stage;
+        Given given, before;
+        u32 copies = 0;
+        for (DecodeStream<kConfig> chunk(ctx); !chunk.ended(); stage.advance(), given.advance()) {
+            const bool writes = !ctx.warp_aborted();
+            const u64 part = math_warp * kPartBytes;
+            u8* slot = ctx.template own<BufferField::DecodedWeights>() + u64(chunk.slot()) * kChunkBytes + part;
+            wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
+            DM_UNROLL
+            for (u32 b = 0; b < kChunkBlocks; ++b, ++copies) {
+                u8* rows = decoded(ctx, copies % kBuffers) + part;
+                if (hw::elect_one()) hw::bulk_wait<kBuffers - 1>();
+                hw::sync_warp();
+                if (b < chunk.blocks()) decode(packed(ctx, stage) + b * kPackedBytes, math_warp, rows);
+                hw::fence_proxy_async_shared();
+                if (b == 0) wait_barrier(ctx, ctx.barriers().slot_given(given.slot), given.full_parity());
+                hw::sync_warp();
+                if (hw::elect_one()) {
+                    if (b < chunk.blocks() && writes) hw::bulk_store(slot + b * kWeightBlockBytes, rows, kPartBytes);
+                    hw::bulk_commit();  // behind a tile's last block an empty group, so that groups can be counted
+                }
+            }
+            arrive(ctx, ctx.barriers().empty(stage.slot));
+            if (copies > kChunkBlocks) finish<kChunkBlocks>(ctx, before);
+            const u32 pair = chunk.pair();
+            chunk.advance();
+            if (chunk.is_first_of_pair()) ctx.trace.lap(TraceKind::Decode, pair);
+        }
+        if (copies > 0) finish<0>(ctx, before);
+    }
+
+private:
+    static constexpr u32 kPackedBytes = weight_block_bytes(kConfig.mma_type), kPackedChunkBytes = kChunkBlocks * kPackedBytes;
+    // Packed chunks and decoded K blocks that there is room for.
+    static constexpr u32 kChunks = min_of(Context<kConfig>::kStages,
+                                          u32(smem_field_spec(kConfig, SmemField::B).bytes()) / kPackedChunkBytes);
+    static constexpr u32 kBuffers = u32(smem_field_spec(kConfig, SmemField::A).bytes()) / kWeightBlockBytes;
+    static_assert(kChunks >= 2 && kBuffers >= 1 && kSlotsGiven < kMinDepth);
+    using Packed = RingPosition<kChunks>;
+    using Given = RingPosition<kSlotsGiven>;
+    static constexpr u32 kGroups = kBlockN / 16 / kConfig.math_warps();  // of 16 rows, that a warp decodes
+    static constexpr u32 kPartBytes = kGroups * 16 * kBlockK;
+
+    static DM_DEVICE u8* packed(const Context<kConfig>& ctx, const Packed& stage) {
+        return ctx.template shared<SmemField::B, u8>() + stage.slot * kPackedChunkBytes;
+    }
+    static DM_DEVICE u8* decoded(const Context<kConfig>& ctx, u32 buffer) {
+        return ctx.template shared<SmemField::A, u8>() + buffer * kWeightBlockBytes;
+    }
+
+    static DM_DEVICE void arrive(const Context<kConfig>& ctx, u32 barrier) {
+        hw::sync_warp();
+        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(barrier));
+    }
+    // The warp has stored the chunk, as of its blocks at most kPending are under way.
+    template <u32 kPending>
+    static DM_DEVICE void finish(const Context<kConfig>& ctx, Given& chunk) {
+        if (hw::elect_one()) hw::bulk_wait<kPending>();
+        arrive(ctx, ctx.barriers().stored(chunk.slot));
+        chunk.advance();
+    }
+
+    // A K block of this warp's rows, to where FP8 weights would lie (layout/weights.h). Free of bank conflicts.
+    static DM_DEVICE void decode(const u8* packed, u32 math_warp, u8* rows) {
+        Mxfp4Codes codes[kGroups];
+        bool normal = true;
+        DM_UNROLL
+        for (u32 i = 0; i < kGroups; ++i) {
+            const u32 group = math_warp * kGroups + i, warp = group % 4, lane = hw::lane_idx();
+            const u8* piece = packed + group / 4 * kMxfp4PieceBytes;
+            const Vec16* words = reinterpret_cast<const Vec16*>(piece) + warp * 2 * kWarpSize + lane;
+            const u32* exponents = reinterpret_cast<const u32*>(piece + kMxfp4CodeBytes);
+            codes[i] = {{hw::load_shared(words), hw::load_shared(words + kWarpSize)},
+                        hw::load_shared(exponents + (warp * 8 + lane / 4) * 2 + lane % 4 / 2)};
+            normal = normal && mxfp4_all_normal(codes[i].exponents);
+        }
+        // One branch for all groups, so that their instructions mix: a decoder has few warps.
+        if (hw::all_lanes(normal))
+            decode(codes, true, rows);
+        else
+            decode(codes, false, rows);
+    }
+    static DM_DEVICE void decode(const Mxfp4Codes (&codes)[kGroups], bool all_normal, u8* rows) {
+        const u32 g = hw::lane_idx() / 4, q = hw::lane_idx() % 4;
+        u32 a[kGroups][kBlockK / kMmaK][4];
+        DM_UNROLL
+        for (u32 i = 0; i < kGroups; ++i) decode_mxfp4(codes[i], all_normal, a[i]);
+        DM_UNROLL
+        for (u32 i = 0; i < kGroups; ++i)
+            DM_UNROLL
+            for (u32 k = 0; k < kBlockK / kMmaK; ++k)
+                DM_UNROLL
+                for (u32 r = 0; r < 4; ++r) {
+                    const u32 row = i * 16 + r % 2 * 8 + g, column = k * kMmaK + r / 2 * 16;
+                    hw::store_shared(reinterpret_cast<u32*>(rows + row * kBlockK + (column ^ g * 16) + q * 4), a[i][k][r]);
+                }
+    }
+};
+
+}  // namespace deep_moe
