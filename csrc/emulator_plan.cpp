@@ -120,6 +120,7 @@ EmulatorLaunchPlan::EmulatorLaunchPlan(emu::World& world, const EmulatorKernel& 
 
 emu::Counts EmulatorLaunchPlan::run(const emu::Options& options, u32 num_sms, const MegaCall& call) const {
     check_trace(config_, trace_bytes_, num_sms);
+    check_ctas(config_, num_sms);
     MegaMoeParams params = params_;
     patch(params, call);
     emu::LaunchRequest request = request_;

@@ -52,6 +52,12 @@ void check_trace(const MegaMoeConfig& config, u64 bytes, u32 num_sms) {
                                     std::to_string(needed) + " bytes, but its array has " + std::to_string(bytes));
 }
 
+void check_ctas(const MegaMoeConfig& config, u32 num_sms) {
+    if (num_sms < config.min_ctas())
+        throw std::invalid_argument("num_sms is " + std::to_string(num_sms) + "; MXFP4 weights and more than a few " +
+                                    "tokens need at least " + std::to_string(config.min_ctas()) + ": one decodes weights");
+}
+
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map) {
     switch (map) {
         case MapIndex::L1Acts:
@@ -100,6 +106,7 @@ LaunchPlan::LaunchPlan(const cuda::Kernel& kernel, std::shared_ptr<LaunchLane> l
                        u32 num_sms)
     : kernel_(kernel), lane_(std::move(lane)), params_(make_params(arguments)), num_sms_(num_sms) {
     check_trace(arguments.config, arguments.trace_bytes, num_sms);
+    check_ctas(arguments.config, num_sms);
     for (u32 i = 0; i < u32(MapIndex::kCount); ++i)
         cuda::encode_tensor_map(tensor_map_spec(arguments.config, MapIndex(i)),
                                 tensor_map_address(arguments, MapIndex(i)), maps_.maps[i]);

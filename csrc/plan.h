@@ -53,6 +53,8 @@ struct StageCall {
 MegaMoeParams make_params(const MegaArguments& arguments);
 // Throws invalid_argument when a trace array of these bytes has no room for a launch on num_sms SMs.
 void check_trace(const MegaMoeConfig& config, u64 bytes, u32 num_sms);
+// Throws when a launch of the variant needs more CTAs.
+void check_ctas(const MegaMoeConfig& config, u32 num_sms);
 StageParams make_params(u64 buffer, const StageCall& call);
 // Of what the tensor map describes.
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map);

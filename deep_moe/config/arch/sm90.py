@@ -61,8 +61,11 @@ COMBINE_GBS = 3900.0
 # tiles are 1 to 7 % faster. MXFP4: each class is the fastest of the five on both sides of its bounds, but for 1 % at 32
 # tokens and 4 % at 160 of H 4096.
 ROWS_MARGIN = 1.25
-# Of 64 KB (include/deep_moe/sched/decode_plan.h): 32 MB stay in the L2 cache.
-DECODED_SLOTS = 1024
+# MXFP4: up to so many rows of an expert, weights are decoded by the tiles that use them.
+IN_PLACE_ROWS = 384
+# Of 64 KB (include/deep_moe/sched/decode_plan.h). 64 MB are enough from 4096 tokens on; at 2048 128 MB are 10 % faster, as
+# more is decoded ahead.
+DECODED_SLOTS = 2048
 NOISE = 0.02  # scores that are closer than this tell nothing
 SPREAD = NormalDist().quantiles(n=16)  # rows of an expert: so many standard deviations around their mean
 
@@ -99,7 +102,7 @@ def best_candidate(geometry: "_C.Config", num_tokens: int, block_m: int | None =
         return SWAPPED
     allowed = [candidate for candidate in candidates if block_m in (None, candidate.block_m)] or candidates
     if geometry.mma_type == MXFP4:
-        return next((each for each in allowed if num_tokens <= _tokens_within(geometry, each.block_m)), allowed[-1])
+        return next((each for each in allowed if num_tokens <= _tokens_within(geometry, _most_rows(each))), allowed[-1])
     scores = [expected_us(geometry.replace(**candidate._asdict()), num_tokens) for candidate in allowed]
     close = [each for each, score in zip(allowed, scores, strict=True) if score <= min(scores) * (1 + NOISE)]
     rows = _rows_of_expert(geometry, num_tokens)
@@ -117,7 +120,7 @@ def bound_classes(geometry: "_C.Config") -> tuple[int, ...]:
     most = geometry.max_tokens_per_rank
     candidates = CANDIDATES[geometry.mma_type]
     if geometry.mma_type == MXFP4:
-        bounds = {_tokens_within(geometry, candidate.block_m) for candidate in candidates[:-1]}
+        bounds = {_tokens_within(geometry, _most_rows(candidate)) for candidate in candidates[:-1]}
     else:
         few, last, smallest = _few_tokens(geometry), best_candidate(geometry, most), candidates[0].block_m
         tiles = range(ceil(_rows_of_expert(geometry, most) / smallest))
@@ -149,8 +152,13 @@ def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list
         )
         variants.append(geometry.replace(bound_class=index, **{**fields, **overrides}))
     ring_rows = overrides.get("ring_rows") or max(_ring_rows(variant) for variant in variants)
-    decoded_slots = overrides.get("decoded_slots") or any(variant.decodes_ahead for variant in variants) * DECODED_SLOTS
+    decoded_slots = overrides.get("decoded_slots") or max(_decoded_slots(variant) for variant in variants)
     return [variant.replace(ring_rows=ring_rows, decoded_slots=decoded_slots) for variant in variants]
+
+
+def _most_rows(candidate: Candidate) -> int:
+    """Of an expert, for an MXFP4 candidate."""
+    return IN_PLACE_ROWS if candidate.block_m == 64 else candidate.block_m
 
 
 def _tokens_within(geometry: "_C.Config", most_rows: int) -> int:
@@ -165,6 +173,14 @@ def _ring_rows(variant: "_C.Config") -> int:
     """Rows that hold the lag and some units, or the whole pool when that is smaller."""
     blocks = min(variant.lag_blocks + RING_UNITS * variant.unit_blocks, variant.max_blocks_of(variant.block_m))
     return -(-blocks * variant.block_m // RING_ALIGNMENT) * RING_ALIGNMENT
+
+
+def _decoded_slots(variant: "_C.Config") -> int:
+    """DECODED_SLOTS, or for small layers as many as hold all weights."""
+    if not variant.decodes_ahead:
+        return 0
+    chunks = variant.experts_per_rank * ceil(_k_blocks(variant) / _C.kChunkBlocks)
+    return min(DECODED_SLOTS, max(_C.kMinDecodedSlots, chunks))
 
 
 def _few_tokens(geometry: "_C.Config") -> int:

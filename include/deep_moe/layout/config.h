@@ -24,7 +24,7 @@ constexpr u32 kDecodedBlockM = 128;     // row blocks that share decoded MXFP4 w
 constexpr u32 kMaxDirectRows = 32;      // of one rank alone that are not pulled (comm/direct_rows.h),
 constexpr u32 kMaxDirectTokens = 4;     // of at most so many tokens
 constexpr u32 kChunkBlocks = 2;         // K blocks of a chunk of decoded weights (sched/decode_plan.h),
-constexpr u32 kMinDecodedSlots = 16;    // of which a decoder needs so many slots
+constexpr u32 kMinDecodedSlots = 32;    // of which a decoder needs so many slots
 constexpr u32 kMaxReaders = 255;        // of a chunk
 constexpr u32 kMaxOrderBlocks = 65536;  // of lag and unit: their rows fit 32 bits
 constexpr u32 kFp8MathWarpgroups = 2, kMxfp4MathWarpgroups = 4;
@@ -107,6 +107,8 @@ struct MegaMoeConfig {
 
     // Decoding takes more warps: instructions of one behind the wgmmas of the others.
     constexpr u32 math_warpgroups() const { return decodes_in_place() ? kMxfp4MathWarpgroups : kFp8MathWarpgroups; }
+    // That a launch needs.
+    constexpr u32 min_ctas() const { return decodes_ahead() ? 2 : 1; }
     constexpr u32 math_warps() const { return math_warpgroups() * 4; }
     constexpr u32 num_threads() const { return kWarpgroupSize * (1 + math_warpgroups()); }
     // They share what the launch allocates: 168 for each of 384 threads, or 96 of 640.
@@ -131,7 +133,7 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
         if (c.block_m != 64 && c.block_m != kDecodedBlockM && (c.block_m % 8 != 0 || c.block_m < 8 || c.block_m > 32))
             return "block_m must be 8, 16, 24, 32, 64 or 128 with MXFP4 weights";
         if (c.decodes_ahead() && c.decoded_slots < kMinDecodedSlots)
-            return "decoded_slots must be at least 16 for MXFP4 blocks of 128 rows";
+            return "decoded_slots must be at least 32 for MXFP4 blocks of 128 rows";
     } else if (c.block_m != 8 && c.block_m != 64 && c.block_m != 128) {
         return "block_m must be 8, 64 or 128";
     }

@@ -49,6 +49,8 @@ template <MegaMoeConfig kConfig>
 class ChunksRead {
     using Stage = RingPosition<Context<kConfig>::kStages>;
     static constexpr u32 kStages = Context<kConfig>::kStages;
+    // So that it tells of a group before it loads the one after the next.
+    static_assert(!kConfig.decodes_ahead() || kStages <= kReadTogether * kChunkBlocks);
 
 public:
     // Turns to a tile. `stage`: of its first K block.
@@ -94,7 +96,7 @@ private:
             if (min_of(read * kChunkBlocks, tile.k_blocks) + kStages > k_blocks) break;
             const u32 depth = ctx.decode_plan().depth;
             for (; tile.told < read; ++tile.told)
-                hw::add_release<hw::Scope::Gpu>(
+                hw::add_after_loads_gpu(
                     ctx.template own<BufferField::DecodedChunks>() + tile.first_slot + tile.told % depth, ~u64(0));
         }
     }

@@ -16,7 +16,7 @@ public:
     DM_DEVICE explicit DecodeStream(const Context<kConfig>& ctx)
         : ctx_(ctx),
           plan_(ctx.decode_plan()),
-          order_(kConfig, TouchedExperts<kConfig>{ctx}, plan_.unit_blocks),
+          order_(kConfig, TouchedExperts<kConfig>{ctx}, plan_.unit_blocks, plan_.pair_tiles),
           number_(hw::block_idx() - plan_.workers),
           pair_(order_.pair(number_)) {}
 
@@ -68,32 +68,36 @@ struct DecodeRole {
         }
     }
 
-    // LoadA.
+    // LoadA. Slots are given ahead, but a slot that is not free is not waited for while there is a chunk to be announced:
+    // the slot's readers may wait for that one.
     static DM_DEVICE void announce(const Context<kConfig>& ctx) {
-        DecodeStream<kConfig> chunk(ctx);
         Given given, stored;
         u64* words = ctx.template own<BufferField::DecodedChunks>();
         u64 *slots[kSlotsGiven] = {}, contents[kSlotsGiven];  // given and not announced
-        for (u32 behind = 0; behind < kSlotsGiven;) {
-            if (slots[0] != nullptr) {
+        u32 held = 0;
+        for (DecodeStream<kConfig> chunk(ctx); held > 0 || !chunk.ended();) {
+            u64* word = words + chunk.slot();
+            bool gives = !chunk.ended() && held < kSlotsGiven;
+            DM_UNROLL
+            for (u32 i = 0; i < kSlotsGiven; ++i) gives = gives && word != slots[i];
+            const auto is_free = [](u64 seen) { return readers_left(seen) == 0; };
+            gives = gives && is_free(hw::load_acquire<hw::Scope::Gpu>(word));
+            if (!gives && held > 0) {
                 wait_barrier(ctx, ctx.barriers().stored(stored.slot), stored.full_parity());
                 if (!ctx.aborted()) hw::store_release_gpu(slots[0], contents[0]);
-                stored.advance();
-            }
-            DM_UNROLL
-            for (u32 i = 1; i < kSlotsGiven; ++i) slots[i - 1] = slots[i], contents[i - 1] = contents[i];
-            slots[kSlotsGiven - 1] = nullptr;
-            if (chunk.ended()) {
-                ++behind;
+                stored.advance(), --held;
+                DM_UNROLL
+                for (u32 i = 1; i < kSlotsGiven; ++i) slots[i - 1] = slots[i], contents[i - 1] = contents[i];
+                slots[kSlotsGiven - 1] = nullptr;
                 continue;
             }
-            u64* word = words + chunk.slot();
-            if (!wait_word<hw::Scope::Gpu>(ctx, WaitSite::DecodedSlot, chunk.slot(), word,
-                                           [](u64 seen) { return readers_left(seen) == 0; }))
+            if (!gives && !wait_word<hw::Scope::Gpu>(ctx, WaitSite::DecodedSlot, chunk.slot(), word, is_free))
                 ctx.set_aborted();
             hw::mbarrier_arrive(ctx.barrier(ctx.barriers().slot_given(given.slot)));
-            slots[kSlotsGiven - 1] = word, contents[kSlotsGiven - 1] = chunk.word();
-            chunk.advance(), given.advance();
+            DM_UNROLL
+            for (u32 i = 0; i < kSlotsGiven; ++i)
+                if (i == held) slots[i] = word, contents[i] = chunk.word();
+            chunk.advance(), given.advance(), ++held;
         }
     }
 
@@ -102,6 +106,7 @@ struct DecodeRole {
         Packed stage;
         Given given, before;
         u32 copies = 0;
+        bool unfinished = false;  // the chunk before
         for (DecodeStream<kConfig> chunk(ctx); !chunk.ended(); stage.advance(), given.advance()) {
             const bool writes = !ctx.warp_aborted();
             const u64 part = math_warp * kPartBytes;
@@ -114,7 +119,14 @@ struct DecodeRole {
                 hw::sync_warp();
                 if (b < chunk.blocks()) decode(packed(ctx, stage) + b * kPackedBytes, math_warp, rows);
                 hw::fence_proxy_async_shared();
-                if (b == 0) wait_barrier(ctx, ctx.barriers().slot_given(given.slot), given.full_parity());
+                if (b == 0) {
+                    // What the slot waits for may be the chunk before.
+                    const u32 slot_given = ctx.barriers().slot_given(given.slot);
+                    const bool is_given =
+                        hw::all_lanes(hw::mbarrier_test_wait(ctx.barrier(slot_given), given.full_parity()));
+                    if (!is_given && unfinished) finish<0>(ctx, before), unfinished = false;
+                    wait_barrier(ctx, slot_given, given.full_parity());
+                }
                 hw::sync_warp();
                 if (hw::elect_one()) {
                     if (b < chunk.blocks() && writes) hw::bulk_store(slot + b * kWeightBlockBytes, rows, kPartBytes);
@@ -122,12 +134,13 @@ struct DecodeRole {
                 }
             }
             arrive(ctx, ctx.barriers().empty(stage.slot));
-            if (copies > kChunkBlocks) finish<kChunkBlocks>(ctx, before);
+            if (unfinished) finish<kChunkBlocks>(ctx, before);
+            unfinished = true;
             const u32 pair = chunk.pair();
             chunk.advance();
             if (chunk.is_first_of_pair()) ctx.trace.lap(TraceKind::Decode, pair);
         }
-        if (copies > 0) finish<0>(ctx, before);
+        if (unfinished) finish<0>(ctx, before);
     }
 
 private:

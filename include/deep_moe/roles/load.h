@@ -32,7 +32,7 @@ struct LoadBRole {
             }
         }
         DecodedWeights<kConfig> decoded(plan);
-        TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx}, plan.unit_blocks);
+        TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx}, plan.unit_blocks, plan.pair_tiles);
         u32 place = hw::block_idx(), taken = 0;  // places that CTAs have asked for, beyond the first one of each
         TileTask task = order.first(place);
         tasks.publish(ctx, task, first_slot(plan, order));
@@ -133,8 +133,8 @@ struct LoadARole {
                 if (task.kind == TaskKind::End) read.finish(ctx, stage);
             if (task.kind == TaskKind::End) return announce(ctx, finished, entry);
             if (!ready && !is_ready(ctx, task)) {
-                announce(ctx, finished, entry);  // what this tile waits for may be the tile before it
                 if constexpr (kConfig.decodes_ahead()) read.finish(ctx, stage);
+                announce(ctx, finished, entry);  // what this tile waits for may be the tile before it
                 // After a failed wait the tile is computed from whatever is there and not stored.
                 if (!wait_rows(ctx, task)) ctx.set_aborted();
             }
@@ -146,8 +146,8 @@ struct LoadARole {
             for (u32 step = 0; step < steps; ++step, stage.advance()) {
                 if constexpr (kConfig.decodes_ahead())
                     if (step == turn_at) {  // the next tile may be published only when others have gone on
-                        announce(ctx, finished, entry);
                         read.finish_before(ctx, stage, step);
+                        announce(ctx, finished, entry);
                     }
                 if (step == turn_at) next = turn(ctx, tasks);
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());

@@ -20,17 +20,21 @@
 namespace deep_moe {
 
 constexpr u32 kChunkBytes = kChunkBlocks * kBlockN * kBlockK;
-constexpr u32 kReadTogether = 2;  // chunks of a tile that a reader waits for, and tells of, at a time: each is three ways to memory
+constexpr u32 kReadTogether = 4;  // chunks of a tile that a reader waits for, and tells of, at a time: each is three ways to memory
 constexpr u32 kLanes = 4;  // of a decoder, `depth` slots each: of two tiles of a pair, for two pairs
-constexpr u32 kMinDepth = kMinDecodedSlots / kLanes, kMaxDepth = 8;
+constexpr u32 kMinDepth = kMinDecodedSlots / kLanes, kMaxDepth = 16;
+// A reader that waits for chunks has told of those two groups before, whose slots they may get.
+static_assert(kMinDepth >= 2 * kReadTogether);
 
-// Measured, clocks: of a decoder for a K block; of a tile of 128 rows for one.
-constexpr u32 kDecodeClocks = 700, kMultiplyClocks = 1170;
+// Measured, clocks: of a decoder for a K block, which is what it takes to store 32 KB (an SM alone stores 64 KB in 2200);
+// of a tile of 128 rows for one.
+constexpr u32 kDecodeClocks = 1250, kMultiplyClocks = 1170;
 
 struct DecodePlan {
     u32 decoders, workers;  // CTAs; the workers come first
     u32 unit_blocks;        // MegaMoeConfig::unit_blocks, or what so few CTAs allow
     u32 depth;              // slots of a lane
+    u32 pair_tiles;         // 2, or with too few workers for that 1
 
     DM_HOST_DEVICE constexpr bool is_decoder(u32 cta) const { return cta >= workers; }
     // Of a pair's first tile; those of its second tile are `depth` further. Chunk i of a tile uses slot i % depth.
@@ -41,13 +45,14 @@ struct DecodePlan {
 
 // Of a launch with so many CTAs, in which `experts` experts have rows in so many row blocks.
 DM_HOST_DEVICE constexpr DecodePlan decode_plan(const MegaMoeConfig& c, u32 ctas, u32 experts, u32 blocks) {
-    if (!c.decodes_ahead()) return {0, ctas, c.unit_blocks, 0};
+    if (!c.decodes_ahead()) return {0, ctas, c.unit_blocks, 0, 2};
     const u32 unit_blocks = min_of(c.unit_blocks, max_of(1u, (ctas - 1) / 2)), units = max_of(experts, ceil_div(blocks, unit_blocks));
     const u64 decode = u64(units) * kDecodeClocks, multiply = u64(blocks) * kMultiplyClocks;
     const u32 wanted = blocks == 0 ? 1 : u32((ctas * decode + decode + multiply - 1) / (decode + multiply));
-    const u32 most = min_of(ctas - 2 * unit_blocks, c.decoded_slots / kMinDecodedSlots);
+    const u32 most = min_of(ctas - min_of(ctas - 1, 2 * unit_blocks), c.decoded_slots / kMinDecodedSlots);
     const u32 decoders = max_of(1u, min_of(wanted, most));
-    return {decoders, ctas - decoders, unit_blocks, min_of(kMaxDepth, c.decoded_slots / (kLanes * decoders))};
+    return {decoders, ctas - decoders, unit_blocks, min_of(kMaxDepth, c.decoded_slots / (kLanes * decoders)),
+            ctas - decoders >= 2 * unit_blocks ? 2u : 1u};
 }
 
 constexpr u32 chunks_of(u32 k_blocks) { return ceil_div(k_blocks, kChunkBlocks); }

@@ -86,10 +86,11 @@ private:
 template <typename Experts>
 class TaskOrder {
 public:
-    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts, u32 unit_blocks)
+    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts, u32 unit_blocks, u32 pair_tiles = 2)
         : experts_(experts),
           block_m_(c.block_m),
           unit_blocks_(unit_blocks),
+          pair_tiles_(pair_tiles),
           lag_blocks_(c.lag_blocks),
           ring_blocks_(c.ring_blocks()),
           l1_tiles_(c.l1_n_tiles()),
@@ -127,7 +128,7 @@ public:
         const u32 blocks = unit.blocks(block_m_, unit_blocks_);
         const u32 n = blocks == 1 ? tile : tile / blocks, m = tile - n * blocks;  // few rows: without a division
         const u32 block = unit.block + m;
-        weight_tile_ = {pairs_ + n / 2, n % 2};
+        weight_tile_ = {pairs_ + n / pair_tiles_, n % pair_tiles_};
         return TileTask{in_l1 ? TaskKind::L1 : TaskKind::L2,
                         u16(n),
                         u16(experts_.id(unit.expert)),
@@ -143,13 +144,13 @@ public:
     DM_HOST_DEVICE constexpr WeightPair pair(u32 number) {
         while (!ended_ && number - pairs_ >= pairs_of_step()) next_step();
         if (ended_) return {TaskKind::End, 0, 0, 0, 0};
-        const u32 first = (number - pairs_) * 2, tiles = has_l1_ ? l1_tiles_ : l2_tiles_;
+        const u32 first = (number - pairs_) * pair_tiles_, tiles = has_l1_ ? l1_tiles_ : l2_tiles_;
         return {has_l1_ ? TaskKind::L1 : TaskKind::L2, experts_.id(has_l1_ ? l1_.expert : l2_.expert), first,
-                min_of(tiles - first, 2u), has_l1_ ? l1_.blocks(block_m_, unit_blocks_) : l2_.blocks(block_m_, unit_blocks_)};
+                min_of(tiles - first, pair_tiles_), has_l1_ ? l1_.blocks(block_m_, unit_blocks_) : l2_.blocks(block_m_, unit_blocks_)};
     }
 
 private:
-    DM_HOST_DEVICE constexpr u32 pairs_of_step() const { return ceil_div(has_l1_ ? l1_tiles_ : l2_tiles_, 2u); }
+    DM_HOST_DEVICE constexpr u32 pairs_of_step() const { return ceil_div(has_l1_ ? l1_tiles_ : l2_tiles_, pair_tiles_); }
     DM_HOST_DEVICE constexpr void next_step() {
         pairs_ += pairs_of_step();
         if (has_l1_) l1_.advance(experts_, block_m_, unit_blocks_);
@@ -172,7 +173,7 @@ private:
     }
 
     Experts experts_;
-    u32 block_m_, unit_blocks_, lag_blocks_, ring_blocks_, l1_tiles_, l2_tiles_;
+    u32 block_m_, unit_blocks_, pair_tiles_, lag_blocks_, ring_blocks_, l1_tiles_, l2_tiles_;
     bool interleaves_;
     UnitCursor<Experts> l1_{}, l2_{};
     u32 tile_ = 0;

@@ -119,6 +119,11 @@ DM_DEVICE u64 atomic_cas_relaxed_sys(u64* p, u64 expected, u64 desired) {
 DM_DEVICE void add_release_gpu(u32* p, u32 value) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
+// The same for loads alone: what this thread has seen to have come (bulk copies, by their barrier) cannot be changed any
+// more by whoever sees the sum, and nothing else is to be visible. NOTES: a release waits for 1000 clocks and more.
+DM_DEVICE void add_after_loads_gpu(u64* p, u64 value) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
 template <Scope kScope>
 DM_DEVICE void add_release(u64* p, u64 value) {
     if constexpr (kScope == Scope::Gpu)

@@ -106,6 +106,10 @@ DM_DEVICE u64 atomic_cas_relaxed_sys(u64* p, u64 expected, u64 desired) {
 DM_DEVICE void add_release_gpu(u32* p, u32 value) {
     emu_rmw<u32>(p, emu::Rmw::Add, 0, value, emu_global(emu::Order::Release, Scope::Gpu));
 }
+// The same for loads alone. Here it is a release: the emulator does not tell reads that are over from others.
+DM_DEVICE void add_after_loads_gpu(u64* p, u64 value) {
+    emu_rmw<u64>(p, emu::Rmw::Add, 0, value, emu_global(emu::Order::Release, Scope::Gpu));
+}
 template <Scope kScope>
 DM_DEVICE void add_release(u64* p, u64 value) {
     emu_rmw<u64>(p, emu::Rmw::Add, 0, value, emu_global(emu::Order::Release, kScope));
