@@ -34,6 +34,24 @@ std::vector<Task> task_order(const MegaMoeConfig& config, const std::vector<u32>
     return tasks;
 }
 
+// (phase 1 or 2, expert, first tile of N, tiles, readers)
+using Pair = std::tuple<u32, u32, u32, u32, u32>;
+
+std::vector<Pair> weight_pairs(const MegaMoeConfig& config, const std::vector<u32>& expert_rows, u32 unit_blocks,
+                               u32 pair_tiles) {
+    TaskOrder order(config, AllExperts{expert_rows}, unit_blocks, pair_tiles);
+    std::vector<Pair> pairs;
+    for (WeightPair p = order.pair(0); p.kind != TaskKind::End; p = order.pair(u32(pairs.size())))
+        pairs.emplace_back(p.kind == TaskKind::L1 ? 1 : 2, p.expert, p.first_n_tile, p.n_tiles, p.readers);
+    return pairs;
+}
+
+// (decoders, workers, unit_blocks, depth, pair_tiles)
+std::tuple<u32, u32, u32, u32, u32> plan_of(const MegaMoeConfig& config, u32 ctas, u32 experts, u32 blocks) {
+    const DecodePlan plan = decode_plan(config, ctas, experts, blocks);
+    return {plan.decoders, plan.workers, plan.unit_blocks, plan.depth, plan.pair_tiles};
+}
+
 }  // namespace
 
 void bind_sched(py::module_& m) {
@@ -41,6 +59,13 @@ void bind_sched(py::module_& m) {
           py::arg("cta") = 0,
           "Tiles of one CTA in order: (phase 1 or 2, expert, row block, tile of N, valid rows, ring slot). "
           "expert_rows: received rows of every local expert.");
+    m.def("weight_pairs", &weight_pairs, py::arg("config"), py::arg("expert_rows"), py::arg("unit_blocks"),
+          py::arg("pair_tiles"),
+          "Weight tiles in the order in which they are decoded: (phase 1 or 2, expert, first tile of N, tiles, "
+          "readers).");
+    m.def("decode_plan", &plan_of, py::arg("config"), py::arg("ctas"), py::arg("experts"), py::arg("blocks"),
+          "How a launch shares out its CTAs: (decoders, workers, unit_blocks, depth, pair_tiles). experts: that have "
+          "rows.");
 }
 
 }  // namespace deep_moe

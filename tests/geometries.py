@@ -147,6 +147,30 @@ GEOMETRIES = {
         overrides=dict(block_m=8, ring_rows=128, lag_blocks=2, unit_blocks=2),
         mma_type="fp8xmxfp4",
     ),
+    # weights decoded ahead; up to five blocks of an expert, the fewest slots, no size a multiple of a chunk
+    "mxfp4-ahead": Geometry(
+        2,
+        experts=4,
+        topk=2,
+        hidden=832,
+        intermediate=416,
+        max_tokens=300,
+        overrides=dict(block_m=128, decoded_slots=32, lag_blocks=2, unit_blocks=2, ring_rows=1024),
+        mma_type="fp8xmxfp4",
+    ),
+    # the same with tiles of one chunk
+    "mxfp4-ahead-short": Geometry(
+        1,
+        experts=3,
+        topk=2,
+        hidden=192,
+        intermediate=96,
+        max_tokens=300,
+        overrides=dict(block_m=128, decoded_slots=32),
+        activation="swigluoai",
+        bias=True,
+        mma_type="fp8xmxfp4",
+    ),
     # CASES 8
     "768x1152": Geometry(2, experts=4, topk=1, hidden=768, intermediate=1152, max_tokens=32),
     "8192x192": Geometry(2, experts=2, topk=2, hidden=8192, intermediate=192, max_tokens=16),

@@ -155,6 +155,18 @@ CASES = (
     Case("MXFP4, 24-row tiles", 24, MXFP4_LAYERS, hidden=448, **OSS, **MXFP4),
     # L1 tiles of more K blocks than stages.
     Case("MXFP4, 64-row tiles", 64, MXFP4_LAYERS[1:], hidden=1472, quantised=True, **MXFP4),
+    # Weights decoded ahead: up to three readers of a chunk, and slots that are used again.
+    Case(
+        "MXFP4, 128-row tiles",
+        128,
+        (Layer((150, 120), "to_expert", 7), Layer((150, 90), "random"), Layer((0, 140), "to_expert", 50)),
+        experts=80,
+        topk=1,
+        num_sms=5,
+        hidden=1472,
+        **OSS,
+        **MXFP4 | dict(max_tokens=150, ring_blocks=2),
+    ),
     Case(
         "MXFP4, subnormal weights",
         16,

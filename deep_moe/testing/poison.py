@@ -15,6 +15,7 @@ SCRATCH_FIELDS = (
     "l2_pool",
     "l2_pool_sf",
     "combine_slots",
+    "decoded_weights",
 )
 
 

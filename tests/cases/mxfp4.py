@@ -21,10 +21,12 @@ def problem_of(**fields) -> deep_moe.Problem:
 
 
 def check_weights(device, weights, problem) -> None:
-    """A call with these weights against the reference on what they are encoded to, which must be exact."""
-    with testing.World(problem, 1, device, weights) as world:
-        assert all(part.report.groups == 0 for part in (world.ranks[0].l1, world.ranks[0].l2))
-        world.call_and_check(world.inputs([problem.max_tokens_per_rank]))
+    """A call with these weights against the reference on what they are encoded to, which must be exact: decoded by the
+    tiles, and ahead."""
+    for forced in ({}, dict(block_m=128)):
+        with testing.World(replace(problem, overrides=forced), 1, device, weights) as world:
+            assert all(part.report.groups == 0 for part in (world.ranks[0].l1, world.ranks[0].l2))
+            world.call_and_check(world.inputs([problem.max_tokens_per_rank]))
 
 
 def test_there_is_a_kernel_of_every_height(worlds):
@@ -66,6 +68,28 @@ def test_rows_of_one_expert(worlds, rows):
     world.call_and_check(inputs, bound=world.problem.max_tokens_per_rank)
 
 
+@pytest.mark.parametrize("geometry", ["mxfp4-ahead", "mxfp4-ahead-short"])
+def test_weights_decoded_ahead(worlds, geometry):
+    """Blocks of 128 rows: many readers of a chunk and one, experts without rows, and slots that are used many times."""
+    world = worlds(geometry)
+    ranks, most = len(world.ranks), world.problem.max_tokens_per_rank
+    patterns = [world.routing.random, world.routing.with_holes, world.routing.to_expert(1)]
+    for counts, pattern in zip([[most, most - 1], [1, 130], [most, 0]], patterns, strict=True):
+        world.call_and_check(world.inputs(counts[:ranks], pattern))
+    world.call_and_check(world.inputs([0] * ranks))
+    world.call_and_check(world.inputs([most] * ranks, quantised=True))
+
+
+def test_weights_decoded_ahead_give_the_same_bits(worlds):
+    """As those that every tile decodes for itself."""
+    ahead = worlds("mxfp4-ahead")
+    problem = replace(ahead.problem, overrides=dict(block_m=64))
+    with testing.World(problem, 2, ahead.ranks[0].buffer.device, ahead.weights) as in_place:
+        inputs = ahead.inputs([130, 290])
+        results = zip(ahead.call(inputs), in_place.call(inputs), strict=True)
+        assert all(testing.same_bits(a.y, b.y) for a, b in results)
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 4, 5, 20])
 def test_biases_and_swigluoai(worlds, tokens):
     """Up to four tokens rows are loaded from where they were staged."""
@@ -98,10 +122,11 @@ def test_every_code_with_every_exponent(device, spread):
     check_weights(device, scaled_down(weights), problem)
 
 
-def test_every_magnitude_that_is_an_e4m3_subnormal(device):
+@pytest.mark.parametrize("forced", [{}, dict(block_m=128)], ids=["in place", "ahead"])
+def test_every_magnitude_that_is_an_e4m3_subnormal(device, forced):
     """Of each expert one magnitude, whose exponents are the smallest but for weights that are multiplied by zero: a
     wrong entry of a decoder's tables is a wrong result."""
-    problem = problem_of(num_experts=7, hidden=512, intermediate=256, max_tokens_per_rank=28)
+    problem = problem_of(num_experts=7, hidden=512, intermediate=256, max_tokens_per_rank=28, overrides=forced)
     with testing.World(problem, 1, device, subnormal_weights(problem)) as world:
         assert all(part.report.groups == 0 for part in (world.ranks[0].l1, world.ranks[0].l2))
         inputs = world.inputs([28])

@@ -12,9 +12,9 @@ from deep_moe import _C, testing, trace
 COUNTS = [5, 0, 16, 3]
 KINDS = {
     "load A": {"WaitTask", "WaitRows", "Load"},
-    "load B": {"WaitCounts", "Load"},
+    "load B": {"WaitCounts", "WaitWeights", "Load"},
     "dispatch": {"Route", "WaitRouteCounts", "WaitCountFlags", "Receive", "WaitCounts", "Pull", "WaitRingSlot"},
-    "math": {"WaitTask", "WaitFirstStage", "Multiply", "Epilogue", "WaitDone", "Combine"},
+    "math": {"WaitTask", "WaitFirstStage", "Multiply", "Epilogue", "Decode", "WaitDone", "Combine"},
 }
 
 

@@ -118,7 +118,7 @@ def groups_of(wgmmas: list[int], config) -> list[list[int]]:
     those of its last one, if they are fewer. With MXFP4 weights there is one piece, in L1 (also of rows that are not
     pulled) and in L2, or two, one stage after the other.
     """
-    if config.mma_type == _C.MmaType.Fp8xMxfp4:
+    if config.mma_type == _C.MmaType.Fp8xMxfp4 and not config.decodes_ahead:
         loops = 3 if config.block_m == 8 and config.num_ranks == 1 else 2
         together = 1 if config.l1_k_blocks % 2 or config.l2_k_blocks % 2 else 2
         assert len(wgmmas) == 4 * loops * together

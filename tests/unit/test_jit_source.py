@@ -40,7 +40,7 @@ def test_rendered_text():
     assert KernelRequest(_C.Config(hidden=768, num_topk=3), "mega", "sm_90a").render() == (
         '#include "deep_moe/kernels/sm90_fp8.cuh"\n'
         "DM_DEFINE_MEGA_KERNEL((deep_moe::MegaMoeConfig{.num_ranks = 1, .num_experts = 8, .num_topk = 3, "
-        ".hidden = 768, .intermediate = 256, .max_tokens_per_rank = 64, .ring_rows = 1024, "
+        ".hidden = 768, .intermediate = 256, .max_tokens_per_rank = 64, .ring_rows = 1024, .decoded_slots = 0, "
         ".mma_type = deep_moe::MmaType::Fp8xFp8, "
         ".activation = deep_moe::Activation::SwiGLU, .bias = false, .bound_class = 0, .block_m = 64, .lag_blocks = 4, "
         ".unit_blocks = 4, .trace_events = 0}))\n"
@@ -57,7 +57,16 @@ def test_variants_of_a_buffer_share_the_stage_kernel():
 def test_the_configuration_holds_nothing_that_changes_per_call():
     fields = set(_C.Config().as_dict())
     assert fields == {
-        *("num_ranks", "num_experts", "num_topk", "hidden", "intermediate", "max_tokens_per_rank", "ring_rows"),
+        *(
+            "num_ranks",
+            "num_experts",
+            "num_topk",
+            "hidden",
+            "intermediate",
+            "max_tokens_per_rank",
+            "ring_rows",
+            "decoded_slots",
+        ),
         *("mma_type", "activation", "bias", "bound_class", "block_m", "lag_blocks", "unit_blocks"),
         "trace_events",
     }, "a new field is a new set of kernels: it must be equal on all ranks and never a count, pointer, stream or rank"

@@ -11,7 +11,14 @@ from deep_moe.config.arch import sm90
 
 FLASH = dict(num_experts=256, num_topk=6, hidden=4096, intermediate=2048, max_tokens_per_rank=8192)
 MXFP4 = dict(FLASH, mma_type="fp8xmxfp4")
-MXFP4_TILES = [8, 16, 24, 32, 64]
+MXFP4_TILES = [8, 16, 24, 32, 64, 128]
+
+
+def most_rows(tile: int) -> int:
+    """Of an expert in the class of an MXFP4 tile: its own, but 64-row tiles are the best for some blocks."""
+    return 384 if tile == 64 else tile
+
+
 PRESETS = load_presets().models
 # As many experts and slots as any published model has.
 WIDE_CHOICE = dict(num_experts=896, num_topk=16, hidden=3584, intermediate=3072, mma_type="fp8xmxfp4")
@@ -159,19 +166,25 @@ def test_two_classes_just_above_64_rows():
 def ends_of(problem: Problem, ranks: int) -> tuple[int, ...]:
     """The most tokens with which most experts fit one tile, for each MXFP4 tile that is followed by a larger one."""
     tokens = range(1, problem.max_tokens_per_rank + 1)
-    return tuple(sum(fits(problem, ranks, each, tile) for each in tokens) for tile in MXFP4_TILES[:-1])
+    return tuple(sum(fits(problem, ranks, each, most_rows(tile)) for each in tokens) for tile in MXFP4_TILES[:-1])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
 def test_mxfp4_classes_end_where_a_tile_holds_most_experts(ranks):
     problem = Problem(**MXFP4)
-    assert problem.bound_classes(ranks) == (*ends_of(problem, ranks), 8192)
+    ends = [end for end in ends_of(problem, ranks) if end < 8192]
+    assert problem.bound_classes(ranks) == (*ends, 8192)
     configs = problem.configs(ranks)
-    assert [config.block_m for config in configs] == MXFP4_TILES
-    assert [config.bound_class for config in configs] == [0, 1, 2, 3, 4]
+    assert [config.block_m for config in configs] == MXFP4_TILES[: len(ends) + 1]
+    assert [config.bound_class for config in configs] == list(range(len(configs)))
+    decodes_ahead = configs[-1].block_m == 128
     for config in configs:
-        assert config.mma_type == _C.MmaType.Fp8xMxfp4 and config.swaps_operands and config.num_threads == 640
-        assert (config.lag_blocks, config.unit_blocks, config.ring_rows) == (48, 8, (48 + 3 * 8) * 64)
+        assert config.mma_type == _C.MmaType.Fp8xMxfp4 and config.decodes_ahead == (config.block_m == 128)
+        assert (config.swaps_operands, config.num_threads) == ((False, 384) if config.decodes_ahead else (True, 640))
+        assert (config.lag_blocks, config.unit_blocks) == ((24, 16) if config.decodes_ahead else (48, 8))
+        assert config.ring_rows == ((24 + 3 * 16) * 128 if decodes_ahead else (48 + 3 * 8) * 64)
+        chunks = problem.experts_per_rank(ranks) * 384  # of all weights
+        assert config.decoded_slots == (min(2048, chunks) if decodes_ahead else 0)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +200,8 @@ def test_no_more_mxfp4_classes_than_are_needed(most, bounds):
 def test_mxfp4_tiles_that_one_token_overfills_have_no_class():
     """Every token of every rank goes to both experts eight times: 16 rows of a token."""
     crowded = Problem(**{**MXFP4, "num_experts": 2, "num_topk": 16, "max_tokens_per_rank": 100})
-    assert crowded.bound_classes(2) == (1, 2, 100)
-    assert [config.block_m for config in crowded.configs(2)] == [16, 32, 64]
+    assert crowded.bound_classes(2) == (1, 2, 24, 100)
+    assert [config.block_m for config in crowded.configs(2)] == [16, 32, 64, 128]
 
 
 def test_the_best_mxfp4_tile_grows_with_the_tokens():
@@ -292,9 +305,14 @@ def test_tiles_of_every_mxfp4_preset(preset):
         bounds, configs = problem.bound_classes(ranks), problem.configs(ranks)
         assert len(bounds) == len(configs) <= len(MXFP4_TILES) and bounds[-1] == 8192
         for bound, config in zip(bounds[:-1], configs, strict=False):
-            assert fits(problem, ranks, bound, config.block_m) and not fits(problem, ranks, bound + 1, config.block_m)
-        assert {(config.lag_blocks, config.unit_blocks, config.ring_rows) for config in configs} == {(48, 8, 4608)}
-        assert configs[-1].block_m == 64
+            assert fits(problem, ranks, bound, most_rows(config.block_m))
+            assert not fits(problem, ranks, bound + 1, most_rows(config.block_m))
+            assert config.lag_blocks == 48 and config.unit_blocks == 8
+        largest = configs[-1]
+        assert largest.block_m == (
+            128 if fits(problem, ranks, bounds[-2], 384) and not fits(problem, ranks, 8192, 384) else 64
+        )
+        assert {config.ring_rows for config in configs} == {9216 if largest.decodes_ahead else 4608}
 
 
 @pytest.mark.parametrize(
@@ -353,8 +371,8 @@ def test_what_overrides_bring_along():
 def test_an_mxfp4_tile_can_be_forced_for_all_classes(block_m):
     problem = Problem(**MXFP4, overrides=dict(block_m=block_m))
     assert problem.bound_classes(2) == Problem(**MXFP4).bound_classes(2)
-    rows = -(-72 * block_m // 128) * 128  # the lag and three units
-    assert [(config.block_m, config.ring_rows) for config in problem.configs(2)] == [(block_m, rows)] * 5
+    rows = -(-72 * block_m // 128) * 128  # the lag and three units, 48 and 8 blocks or 24 and 16
+    assert {(config.block_m, config.ring_rows) for config in problem.configs(2)} == {(block_m, rows)}
 
 
 @pytest.mark.parametrize("field", ["ring_rows", "block_m", "lag_blocks", "unit_blocks"])
@@ -370,9 +388,9 @@ def test_overrides_that_make_no_configuration(block_m):
         Problem(**FLASH, overrides=dict(block_m=block_m)).configs(2)
 
 
-@pytest.mark.parametrize("block_m", [1, 12, 40, 48, 56, 128])
+@pytest.mark.parametrize("block_m", [1, 12, 40, 48, 56, 96])
 def test_overrides_that_make_no_mxfp4_configuration(block_m):
-    with pytest.raises(ValueError, match="block_m must be 8, 16, 24, 32 or 64 with MXFP4 weights"):
+    with pytest.raises(ValueError, match="block_m must be 8, 16, 24, 32, 64 or 128 with MXFP4 weights"):
         Problem(**MXFP4, overrides=dict(block_m=block_m)).configs(2)
 
 

@@ -63,8 +63,8 @@ COMBINE_GBS = 3900.0
 ROWS_MARGIN = 1.25
 # MXFP4: up to so many rows of an expert, weights are decoded by the tiles that use them.
 IN_PLACE_ROWS = 384
-# Of 64 KB (include/deep_moe/sched/decode_plan.h). 64 MB are enough from 4096 tokens on; at 2048 128 MB are 10 % faster, as
-# more is decoded ahead.
+# Of 64 KB (include/deep_moe/sched/decode_plan.h). 64 MB are enough for 8192 tokens of H 4096; at 2048 tokens of it 128 MB
+# are 10 % faster.
 DECODED_SLOTS = 2048
 NOISE = 0.02  # scores that are closer than this tell nothing
 SPREAD = NormalDist().quantiles(n=16)  # rows of an expert: so many standard deviations around their mean
@@ -95,7 +95,7 @@ def best_candidate(geometry: "_C.Config", num_tokens: int, block_m: int | None =
     """The smallest score at `num_tokens` tokens per rank, of the candidates with `block_m` if that is given.
 
     Where scores are too close: the smallest tile that holds the rows an expert expects, or else the largest. MXFP4: not
-    by score, but the smallest tile that holds most experts' rows, or else the largest.
+    by score, but the smallest tile that holds most experts' rows (`_most_rows`), or else the largest.
     """
     candidates = CANDIDATES[geometry.mma_type]
     if block_m == SWAPPED.block_m:

@@ -3,6 +3,7 @@
 from .mutant import Mutant
 
 ALL, SUBNORMAL = "MXFP4", "MXFP4, subnormal"  # the cases that notice them
+AHEAD = "MXFP4, 128-row"
 ROWS_24, ROWS_64, DIRECT = "MXFP4, 24-row", "MXFP4, 64-row", "MXFP4, 8-row tiles, rows"
 
 WAIT = "        hw::wgmma_wait<0>();\n"
@@ -281,9 +282,9 @@ MXFP4 = (
     ),
     Mutant(
         "order of K: copied as they come",
-        "kernels/stage.cuh",
-        "activation_byte_of(kConfig.mma_type, i + 8 * j)",
-        "i + 8 * j",
+        "epi/quantise.h",
+        "activation_byte_of(kType, channel + 8 * j)",
+        "channel + 8 * j",
         cases=ROWS_64,
     ),
     Mutant(
@@ -292,6 +293,98 @@ MXFP4 = (
         "activation_byte_of(kConfig.mma_type, channel / 2 * 2)",
         "channel / 2 * 2",
         cases=ALL,
+    ),
+    # Decoded ahead
+    Mutant(
+        "decoded ahead: readers do not wait",
+        "pipe/decoded_weights.h",
+        "if (!holds_chunk(hw::load_acquire<hw::Scope::Gpu>(word), wanted)) {",
+        "if (false) {",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: readers wait for the first chunk of a group",
+        "pipe/decoded_weights.h",
+        "const u32 last = min_of(kb / kChunkBlocks + kReadTogether, chunks_of(ctx.k_blocks(task.kind))) - 1;",
+        "const u32 last = kb / kChunkBlocks;",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: a reader's loads are not behind the fence",
+        "pipe/decoded_weights.h",
+        "        hw::fence_proxy_async();\n",
+        "",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: told of before it has been read",
+        "pipe/decoded_weights.h",
+        "min_of(read * kChunkBlocks, tile.k_blocks) + kStages > k_blocks",
+        "min_of(read * kChunkBlocks, tile.k_blocks) > k_blocks",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: a slot is given that is being read",
+        "roles/decode.h",
+        "return readers_left(seen) == 0;",
+        "return true;",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: announced before all warps have stored it",
+        "kernels/context.h",
+        "hw::mbarrier_init(barrier(barriers().stored(i)), kConfig.math_warps());",
+        "hw::mbarrier_init(barrier(barriers().stored(i)), 1);",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: stored before the copies are over",
+        "roles/decode.h",
+        "if (hw::elect_one()) hw::bulk_wait<kPending>();",
+        "",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: decoded over a copy that is under way",
+        "roles/decode.h",
+        "if (hw::elect_one()) hw::bulk_wait<kBuffers - 1>();",
+        "",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: copies are not behind the stores",
+        "roles/decode.h",
+        "                hw::fence_proxy_async_shared();\n",
+        "",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: packed chunks make room too early",
+        "roles/decode.h",
+        "wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());",
+        "",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: one reader less",
+        "sched/decode_plan.h",
+        "<< 8 | readers;",
+        "<< 8 | (readers - (readers > 1));",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: rows in another order",
+        "roles/decode.h",
+        "(column ^ g * 16)",
+        "(column ^ (g & 6) * 16)",
+        cases=AHEAD,
+    ),
+    Mutant(
+        "decoded ahead: intermediate in the order of channels",
+        "epi/swiglu_quantise.h",
+        "store_codes<kConfig.mma_type>(row, channel, bytes)",
+        "store_codes<MmaType::Fp8xFp8>(row, channel, bytes)",
+        cases=AHEAD,
     ),
     # With four warpgroups
     Mutant(

@@ -170,9 +170,9 @@ PIPELINE = (
         "            hw::store(header->places_taken + bank, 0u);\n",
         "",
     ),
-    Mutant("places: one skipped", "roles/load.h", "next = hw::grid_dim() + taken", "next = hw::grid_dim() + 1 + taken"),
+    Mutant("places: one skipped", "roles/load.h", "next = plan.workers + taken", "next = hw::grid_dim() + 1 + taken"),
     Mutant(
-        "places: one taken twice", "roles/load.h", "next = hw::grid_dim() + taken", "next = hw::grid_dim() - 1 + taken"
+        "places: one taken twice", "roles/load.h", "next = plan.workers + taken", "next = hw::grid_dim() - 1 + taken"
     ),
     Mutant(
         "places: two asked for at once",

@@ -34,8 +34,7 @@ DM_DEVICE GroupScale weighted_group_scale(float amax, float weight) {
 // Stores e4m3 codes of 16 adjacent channels, the first a multiple of 16, where activations of the type have them.
 template <MmaType kType>
 DM_DEVICE void store_codes(u8* row, u32 channel, const Vec16& codes) {
-    if constexpr (kType == MmaType::Fp8xMxfp4)
-        DM_UNROLL
+    if constexpr (kType == MmaType::Fp8xMxfp4) DM_UNROLL
         for (u32 j = 0; j < 2; ++j)
             hw::store(reinterpret_cast<u64*>(row + activation_byte_of(kType, channel + 8 * j)),
                       u64(codes.w[2 * j + 1]) << 32 | codes.w[2 * j]);

@@ -84,7 +84,9 @@ struct Context {
     // Row blocks of all of them. After counts_ready.
     DM_DEVICE u32 num_blocks() const { return hw::load_shared(shared<SmemField::State, u32>() + 4); }
     // After counts_ready.
-    DM_DEVICE DecodePlan decode_plan() const { return deep_moe::decode_plan(kConfig, hw::grid_dim(), num_touched(), num_blocks()); }
+    DM_DEVICE DecodePlan decode_plan() const {
+        return deep_moe::decode_plan(kConfig, hw::grid_dim(), num_touched(), num_blocks());
+    }
     DM_DEVICE u32 touched_expert(u32 i) const { return hw::load_shared(shared<SmemField::Touched, u16>() + i); }
     // [K blocks][2] of the tile whose place in the ring of kScaleTiles is `slot`.
     DM_DEVICE float* weight_scales(u32 slot) const {

@@ -26,25 +26,25 @@ struct BufferHeader {
 
 enum class BufferField : u32 {
     Header,
-    CountFlags,    // (remote) u64 [R]: source r's counts and lists are here (comm/arrivals.h)
-    DoneFlags,     // (remote) u64 [R]: owner r has written all its combine slots
-    SendCounts,    // u32 [2][E]: rows this rank sends to each expert; banks alternate by epoch parity
-    RecvCounts,    // (remote) u32 [R][E_local]: rows that source r sends to each local expert
-    SourceLists,   // (remote) u32 [R][T*K]: token * K + slot of source r's rows, ordered by local expert
-    RowsArrived,   // u32 [2][blocks]: rows pulled into a row block; banks alternate by epoch parity
-    L1Done,        // u32 [2][blocks]: L1 tiles of the block that are stored
-    L2Done,        // u32 [2][blocks]: L2 tiles of the block that are stored
-    DecodedChunks,  // u64 [slots]: which chunk a slot of DecodedWeights holds (sched/decode_plan.h)
-    X,             // e4m3 [T][H]: staged activations
-    XSf,           // f32 [T][H/128]
-    TopkIdx,       // i32 [T][K]: -1 (or anything outside [0, E)) means no expert
-    TopkWeights,   // f32 [T][K]
-    L1Pool,        // e4m3 [ring rows][H]: pulled rows, input of L1
-    L1PoolSf,      // f32 [ring rows / BM][H/128][BM], flat
-    RowMeta,       // RowMeta [ring rows]
-    L2Pool,        // e4m3 [ring rows][I padded to 128]: activated rows, input of L2
-    L2PoolSf,      // f32 [ring rows / BM][I/128][BM], flat
-    CombineSlots,  // (remote) bf16 [K][T][H]: one expert's output for one token
+    CountFlags,      // (remote) u64 [R]: source r's counts and lists are here (comm/arrivals.h)
+    DoneFlags,       // (remote) u64 [R]: owner r has written all its combine slots
+    SendCounts,      // u32 [2][E]: rows this rank sends to each expert; banks alternate by epoch parity
+    RecvCounts,      // (remote) u32 [R][E_local]: rows that source r sends to each local expert
+    SourceLists,     // (remote) u32 [R][T*K]: token * K + slot of source r's rows, ordered by local expert
+    RowsArrived,     // u32 [2][blocks]: rows pulled into a row block; banks alternate by epoch parity
+    L1Done,          // u32 [2][blocks]: L1 tiles of the block that are stored
+    L2Done,          // u32 [2][blocks]: L2 tiles of the block that are stored
+    DecodedChunks,   // u64 [slots]: which chunk a slot of DecodedWeights holds (sched/decode_plan.h)
+    X,               // e4m3 [T][H]: staged activations
+    XSf,             // f32 [T][H/128]
+    TopkIdx,         // i32 [T][K]: -1 (or anything outside [0, E)) means no expert
+    TopkWeights,     // f32 [T][K]
+    L1Pool,          // e4m3 [ring rows][H]: pulled rows, input of L1
+    L1PoolSf,        // f32 [ring rows / BM][H/128][BM], flat
+    RowMeta,         // RowMeta [ring rows]
+    L2Pool,          // e4m3 [ring rows][I padded to 128]: activated rows, input of L2
+    L2PoolSf,        // f32 [ring rows / BM][I/128][BM], flat
+    CombineSlots,    // (remote) bf16 [K][T][H]: one expert's output for one token
     DecodedWeights,  // e4m3 [slots][K blocks of a chunk][256][128]: as FP8 weights lie, K as activations
     kCount
 };
@@ -119,15 +119,15 @@ enum class AbortCode : u32 { None = 0, Timeout = 1, BoundMismatch = 2 };
 // Where a wait on another CTA or rank stands. Python maps the numbers to words.
 enum class WaitSite : u32 {
     None = 0,
-    RouteCounts = 1,  // other CTAs of this rank, counting
-    CountFlag = 2,    // index = source rank
-    RingSlot = 3,     // index = row block
-    RowsArrived = 4,  // index = row block
-    L1Done = 5,       // index = row block
-    DoneFlag = 6,     // index = owner rank
-    Pipeline = 7,     // a barrier inside the CTA: a defect of the kernel
-    DecodedChunk = 8, // index = slot
-    DecodedSlot = 9,  // index = slot
+    RouteCounts = 1,   // other CTAs of this rank, counting
+    CountFlag = 2,     // index = source rank
+    RingSlot = 3,      // index = row block
+    RowsArrived = 4,   // index = row block
+    L1Done = 5,        // index = row block
+    DoneFlag = 6,      // index = owner rank
+    Pipeline = 7,      // a barrier inside the CTA: a defect of the kernel
+    DecodedChunk = 8,  // index = slot
+    DecodedSlot = 9,   // index = slot
 };
 
 constexpr u64 abort_record(AbortCode code, WaitSite site, u32 rank, u32 index) {

@@ -38,7 +38,7 @@ struct MegaMoeConfig {
     u32 hidden = 512;
     u32 intermediate = 256;
     u32 max_tokens_per_rank = 64;
-    u32 ring_rows = 1024;  // rows of the activation pools (a ring of row blocks); multiple of 128
+    u32 ring_rows = 1024;   // rows of the activation pools (a ring of row blocks); multiple of 128
     u32 decoded_slots = 0;  // for decoded weights (sched/decode_plan.h); 0: no variant decodes ahead
     MmaType mma_type = MmaType::Fp8xFp8;
     Activation activation = Activation::SwiGLU;
@@ -137,7 +137,8 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
     } else if (c.block_m != 8 && c.block_m != 64 && c.block_m != 128) {
         return "block_m must be 8, 64 or 128";
     }
-    if (c.decodes_ahead() && c.unit_blocks > kMaxReaders) return "unit_blocks must be at most 255 for MXFP4 blocks of 128 rows";
+    if (c.decodes_ahead() && c.unit_blocks > kMaxReaders)
+        return "unit_blocks must be at most 255 for MXFP4 blocks of 128 rows";
     if (c.ring_rows == 0 || c.ring_rows % 128 != 0) return "ring_rows must be a positive multiple of 128";
     if (c.lag_blocks < 1 || c.unit_blocks < 1 || c.lag_blocks > kMaxOrderBlocks || c.unit_blocks > kMaxOrderBlocks)
         return "lag_blocks and unit_blocks must be in 1..65536";

@@ -11,7 +11,7 @@ constexpr u32 kMaxSmemBytes = 232448;  // 227 KiB: the most a block may use on S
 constexpr u32 kTaskDepth = 4;          // tile entries in flight between the scheduler and its readers
 constexpr u32 kMaxRowBuffers = 2;      // rows in flight per pulling warp
 constexpr u32 kMaxStages = 12;
-constexpr u32 kSlotsGiven = 3;  // of decoded weights, ahead of the chunks that have been announced
+constexpr u32 kSlotsGiven = 3;        // of decoded weights, ahead of the chunks that have been announced
 constexpr u32 kMaxLoneEntries = 256;  // that one rank alone routes in every CTA
 
 enum class SmemField : u32 {
@@ -79,7 +79,8 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 
             return {"smem_direct_entries", Dtype::U8, {c.has_direct_rows() ? kMaxDirectRows : 0, c.block_m, 1}, 16};
         case SmemField::DirectWeights:
             return {"smem_direct_weights", Dtype::F32, {c.has_direct_rows() ? kMaxDirectRows : 0, 1, 1}, 16};
-        case SmemField::Tasks: return {"smem_tasks", Dtype::U32, {c.decodes_ahead() ? kTaskDepth + 1 : kTaskDepth, 4, 1}, 16};
+        case SmemField::Tasks:
+            return {"smem_tasks", Dtype::U32, {c.decodes_ahead() ? kTaskDepth + 1 : kTaskDepth, 4, 1}, 16};
         case SmemField::Amax:
             return {"smem_amax",
                     Dtype::F32,

@@ -26,7 +26,7 @@ enum class TraceKind : u32 {
     // loaders
     WaitRows,     // tile: its rows have been pulled (L1) or activated (L2)
     WaitWeights,  // tile: its weights have been decoded
-    Load,      // tile, and the next one's entry; stalled: for free stages (LoadA: and for that entry)
+    Load,         // tile, and the next one's entry; stalled: for free stages (LoadA: and for that entry)
     // loaders and math
     WaitTask,  // tile: for its entry; the last one has no tile
     // math

@@ -78,7 +78,7 @@ struct DecodeRole {
         for (DecodeStream<kConfig> chunk(ctx); held > 0 || !chunk.ended();) {
             u64* word = words + chunk.slot();
             bool gives = !chunk.ended() && held < kSlotsGiven;
-            DM_UNROLL
+        DM_UNROLL
             for (u32 i = 0; i < kSlotsGiven; ++i) gives = gives && word != slots[i];
             const auto is_free = [](u64 seen) { return readers_left(seen) == 0; };
             gives = gives && is_free(hw::load_acquire<hw::Scope::Gpu>(word));

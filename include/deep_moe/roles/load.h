@@ -150,6 +150,9 @@ struct LoadARole {
                         announce(ctx, finished, entry);
                     }
                 if (step == turn_at) next = turn(ctx, tasks);
+                // This tile's weights may be decoded only when others have used what the tile before it has stored.
+                if constexpr (kConfig.decodes_ahead())
+                    if (step == Context<kConfig>::kStages) announce(ctx, finished, entry);
                 wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
                 // NOTES: not earlier. By now the math warps have used a stage of this tile, so they are past the
                 // epilogue of the one before and its stores are under way since a while: the release hardly waits.

@@ -20,7 +20,8 @@
 namespace deep_moe {
 
 constexpr u32 kChunkBytes = kChunkBlocks * kBlockN * kBlockK;
-constexpr u32 kReadTogether = 4;  // chunks of a tile that a reader waits for, and tells of, at a time: each is three ways to memory
+constexpr u32 kReadTogether =
+    4;  // chunks of a tile that a reader waits for, and tells of, at a time: each is three ways to memory
 constexpr u32 kLanes = 4;  // of a decoder, `depth` slots each: of two tiles of a pair, for two pairs
 constexpr u32 kMinDepth = kMinDecodedSlots / kLanes, kMaxDepth = 16;
 // A reader that waits for chunks has told of those two groups before, whose slots they may get.
@@ -46,7 +47,8 @@ struct DecodePlan {
 // Of a launch with so many CTAs, in which `experts` experts have rows in so many row blocks.
 DM_HOST_DEVICE constexpr DecodePlan decode_plan(const MegaMoeConfig& c, u32 ctas, u32 experts, u32 blocks) {
     if (!c.decodes_ahead()) return {0, ctas, c.unit_blocks, 0, 2};
-    const u32 unit_blocks = min_of(c.unit_blocks, max_of(1u, (ctas - 1) / 2)), units = max_of(experts, ceil_div(blocks, unit_blocks));
+    const u32 unit_blocks = min_of(c.unit_blocks, max_of(1u, (ctas - 1) / 2)),
+              units = max_of(experts, ceil_div(blocks, unit_blocks));
     const u64 decode = u64(units) * kDecodeClocks, multiply = u64(blocks) * kMultiplyClocks;
     const u32 wanted = blocks == 0 ? 1 : u32((ctas * decode + decode + multiply - 1) / (decode + multiply));
     const u32 most = min_of(ctas - min_of(ctas - 1, 2 * unit_blocks), c.decoded_slots / kMinDecodedSlots);

@@ -19,7 +19,12 @@
 
 namespace deep_moe {
 
-enum class TaskKind : u16 { L1, L2, End, Decode };  // Decode: what a CTA does before its End that has no tiles (roles/decode.h)
+enum class TaskKind : u16 {
+    L1,
+    L2,
+    End,
+    Decode
+};  // Decode: what a CTA does before its End that has no tiles (roles/decode.h)
 
 // One tile, as the scheduler publishes it to the other roles. 16 bytes.
 struct alignas(16) TileTask {
@@ -86,7 +91,8 @@ private:
 template <typename Experts>
 class TaskOrder {
 public:
-    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts, u32 unit_blocks, u32 pair_tiles = 2)
+    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts, u32 unit_blocks,
+                                       u32 pair_tiles = 2)
         : experts_(experts),
           block_m_(c.block_m),
           unit_blocks_(unit_blocks),
@@ -146,11 +152,14 @@ public:
         if (ended_) return {TaskKind::End, 0, 0, 0, 0};
         const u32 first = (number - pairs_) * pair_tiles_, tiles = has_l1_ ? l1_tiles_ : l2_tiles_;
         return {has_l1_ ? TaskKind::L1 : TaskKind::L2, experts_.id(has_l1_ ? l1_.expert : l2_.expert), first,
-                min_of(tiles - first, pair_tiles_), has_l1_ ? l1_.blocks(block_m_, unit_blocks_) : l2_.blocks(block_m_, unit_blocks_)};
+                min_of(tiles - first, pair_tiles_),
+                has_l1_ ? l1_.blocks(block_m_, unit_blocks_) : l2_.blocks(block_m_, unit_blocks_)};
     }
 
 private:
-    DM_HOST_DEVICE constexpr u32 pairs_of_step() const { return ceil_div(has_l1_ ? l1_tiles_ : l2_tiles_, pair_tiles_); }
+    DM_HOST_DEVICE constexpr u32 pairs_of_step() const {
+        return ceil_div(has_l1_ ? l1_tiles_ : l2_tiles_, pair_tiles_);
+    }
     DM_HOST_DEVICE constexpr void next_step() {
         pairs_ += pairs_of_step();
         if (has_l1_) l1_.advance(experts_, block_m_, unit_blocks_);
