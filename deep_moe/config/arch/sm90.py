@@ -58,10 +58,11 @@ COMBINE_GBS = 3900.0
 # A class of bounds ends so many standard deviations of an expert's rows below a whole number of smallest tiles.
 # Measured: 64- and 128-row tiles take the same time at 320 tokens of H 4096, I 2048, top-6 on 32 experts (60 rows
 # expected), 210 of H 7168, I 2048, top-8 on 32 (52) and 430 of H 7168, I 3072, top-6 on 48 (54); at 64 rows, 128-row
-# tiles are 1 to 7 % faster. MXFP4: each class is the fastest of the first five on both sides of its bounds, but for 1 % at 32
-# tokens and 4 % at 160 of H 4096.
+# tiles are 1 to 7 % faster. MXFP4: each class is the fastest on both sides of its bounds, but for 1 % at 32 tokens and
+# 4 % at 160 of H 4096, and for what IN_PLACE_ROWS says.
 ROWS_MARGIN = 1.25
-# MXFP4: up to so many rows of an expert, weights are decoded by the tiles that use them.
+# MXFP4: up to so many rows of an expert, weights are decoded by the tiles that use them. Measured: the other way is 9 %
+# faster at 384 rows of H 4096, I 2048, and 22 % slower at 256 rows of H 7168, I 3072.
 IN_PLACE_ROWS = 384
 # Of 64 KB (include/deep_moe/sched/decode_plan.h). 64 MB are enough for 8192 tokens of H 4096; at 2048 tokens 128 MB
 # are 10 % faster.
