@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from deep_moe import _C
+from deep_moe import _C, Problem, testing
 
 MIN_DEPTH = _C.kMinDecodedSlots // 4
 
@@ -51,3 +51,11 @@ def test_decoders_are_as_many_as_the_work_wants():
     one, four, twelve = (_C.decode_plan(config, 132, 32, 32 * blocks)[0] for blocks in (1, 4, 12))
     assert one > 60 and 25 <= four <= 32 and 10 <= twelve <= 12
     assert _C.decode_plan(config.replace(block_m=64), 132, 32, 400)[:2] == (0, 132)
+
+
+def test_one_cta_cannot_do_both():
+    sizes = dict(num_experts=2, num_topk=1, hidden=64, intermediate=32, max_tokens_per_rank=8)
+    problem = Problem(**sizes, mma_type="fp8xmxfp4", overrides=dict(block_m=128))
+    with testing.World(problem, num_sms=1) as world:
+        with pytest.raises(ValueError, match="num_sms is 1; MXFP4 weights and more than a few tokens need at least 2"):
+            world.call(world.inputs([8]))

@@ -2,17 +2,17 @@
 //
 // With many rows an expert's weights are needed by many row blocks: MXFP4 weights are then decoded once for each unit
 // (task_order.h), by CTAs that do nothing else until the last tile, and all others multiply e4m3 weights as they would
-// with an FP8 layer. In between is a ring of slots in device memory (BufferField::DecodedWeights), small enough to stay
-// in the L2 cache. A slot holds a chunk: a few K blocks of a weight tile.
+// with an FP8 layer. In between is a ring of slots in device memory (BufferField::DecodedWeights), which should stay in
+// the L2 cache. A slot holds a chunk: a few K blocks of a weight tile.
 //
-// Weight tiles are decoded two at a time, chunk by chunk in turns: a decoder makes chunks about twice as fast as a tile
-// takes them. Pairs, of one unit, are numbered in the order of tiles, and decoders take them in turns. A pair has `depth`
+// Weight tiles are decoded two at a time, chunk by chunk in turns, so that more CTAs have something to begin with.
+// Pairs, of one unit, are numbered in the order of tiles, and decoders take them in turns. A pair has `depth`
 // slots for each of its tiles; those of the decoder's next pair are apart, so that it can begin before this one is read.
 //
 // No order of CTAs can dead-lock. A slot that is to be used again waits only for tiles that are being multiplied or
 // have been: the other CTAs are at least as many as a pair has readers and take tiles in order, so all readers of the
-// earliest pair run. They tell what they have read before they wait for more, and a decoder announces a chunk before it
-// waits for the slot of the chunk kMinDepth further.
+// earliest pair run. Before they wait, they tell what they have read and what they have stored (roles/load.h), and a
+// decoder announces what it has stored (roles/decode.h).
 #pragma once
 
 #include "deep_moe/sched/task_order.h"
@@ -20,8 +20,8 @@
 namespace deep_moe {
 
 constexpr u32 kChunkBytes = kChunkBlocks * kBlockN * kBlockK;
-constexpr u32 kReadTogether =
-    4;  // chunks of a tile that a reader waits for, and tells of, at a time: each is three ways to memory
+// Chunks of a tile that a reader waits for, and tells of, at a time: each wait is two ways to memory.
+constexpr u32 kReadTogether = 4;
 constexpr u32 kLanes = 4;  // of a decoder, `depth` slots each: of two tiles of a pair, for two pairs
 constexpr u32 kMinDepth = kMinDecodedSlots / kLanes, kMaxDepth = 16;
 // A reader that waits for chunks has told of those two groups before, whose slots they may get.
