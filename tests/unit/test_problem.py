@@ -309,9 +309,8 @@ def test_tiles_of_every_mxfp4_preset(preset):
             assert not fits(problem, ranks, bound + 1, most_rows(config.block_m))
             assert config.lag_blocks == 48 and config.unit_blocks == 8
         largest = configs[-1]
-        assert largest.block_m == (
-            128 if fits(problem, ranks, bounds[-2], 384) and not fits(problem, ranks, 8192, 384) else 64
-        )
+        has_many_rows = not fits(problem, ranks, 8192, 384)
+        assert largest.block_m == (128 if has_many_rows and not problem.bias else 64)
         assert {config.ring_rows for config in configs} == {9216 if largest.decodes_ahead else 4608}
 
 

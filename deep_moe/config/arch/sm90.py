@@ -98,7 +98,7 @@ def best_candidate(geometry: "_C.Config", num_tokens: int, block_m: int | None =
     Where scores are too close: the smallest tile that holds the rows an expert expects, or else the largest. MXFP4: not
     by score, but the smallest tile that holds most experts' rows (`_most_rows`), or else the largest.
     """
-    candidates = CANDIDATES[geometry.mma_type]
+    candidates = _candidates(geometry)
     if block_m == SWAPPED.block_m:
         return SWAPPED
     allowed = [candidate for candidate in candidates if block_m in (None, candidate.block_m)] or candidates
@@ -119,7 +119,7 @@ def bound_classes(geometry: "_C.Config") -> tuple[int, ...]:
     candidate.
     """
     most = geometry.max_tokens_per_rank
-    candidates = CANDIDATES[geometry.mma_type]
+    candidates = _candidates(geometry)
     if geometry.mma_type == MXFP4:
         bounds = {_tokens_within(geometry, _most_rows(candidate)) for candidate in candidates[:-1]}
     else:
@@ -155,6 +155,12 @@ def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list
     ring_rows = overrides.get("ring_rows") or max(_ring_rows(variant) for variant in variants)
     decoded_slots = overrides.get("decoded_slots") or max(_decoded_slots(variant) for variant in variants)
     return [variant.replace(ring_rows=ring_rows, decoded_slots=decoded_slots) for variant in variants]
+
+
+def _candidates(geometry: "_C.Config") -> tuple[Candidate, ...]:
+    """With biases the loaders of a kernel that decodes ahead have too few registers."""
+    candidates = CANDIDATES[geometry.mma_type]
+    return candidates[:-1] if geometry.mma_type == MXFP4 and geometry.bias else candidates
 
 
 def _most_rows(candidate: Candidate) -> int:

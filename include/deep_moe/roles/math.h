@@ -22,15 +22,15 @@ struct MathRole {
         RingPosition<Context<kConfig>::kScaleTiles> scales;
         MathBarrier barrier;
         [[maybe_unused]] SwappedMath<kConfig> swapped;
-        [[maybe_unused]] bool decodes = false;
         for (;;) {
             const TileTask task = tasks.take_warp(ctx);
             ctx.trace.lap(TraceKind::WaitTask, task);
+            if constexpr (kConfig.decodes_ahead())
+                if (task.kind == TaskKind::Decode) {
+                    DecodeRole<kConfig>::run(ctx, math_warp);
+                    break;
+                }
             if (task.kind == TaskKind::End) break;
-            if constexpr (kConfig.decodes_ahead()) {
-                decodes = task.kind == TaskKind::Decode;
-                if (decodes) break;
-            }
             const float* weight_scales = ctx.weight_scales(scales.slot);
             if constexpr (kConfig.swaps_operands()) {
                 swapped.run_tile(ctx, task, weight_scales, math_warp, stage, barrier);
@@ -41,8 +41,6 @@ struct MathRole {
             }
             scales.advance();
         }
-        if constexpr (kConfig.decodes_ahead())
-            if (decodes) DecodeRole<kConfig>::run(ctx, math_warp);
         finish(ctx, math_warp, barrier);
     }
 
