@@ -57,9 +57,9 @@ MXFP4 = (
     ),
     Mutant(
         "mxfp4: exponents of the other lanes of a quad",
-        "mma/swapped_mxfp4.h",
-        "thread.quad_lane / 2",
-        "thread.quad_lane % 2",
+        "mma/mxfp4.h",
+        "lane % 4 / 2",
+        "lane % 4 % 2",
         cases=ALL,
     ),
     # The K blocks of a tile

@@ -40,6 +40,15 @@ struct Mxfp4Codes {
     u32 exponents;  // [row][half of the K block]
 };
 
+// Where they lie in it, in bytes: the words of the first row (those of the second are kWarpSize vectors further), and the
+// exponents.
+DM_HOST_DEVICE constexpr u32 mxfp4_words_of(u32 warp, u32 lane) {
+    return (warp * 2 * kWarpSize + lane) * u32(sizeof(Vec16));
+}
+DM_HOST_DEVICE constexpr u32 mxfp4_exponents_of(u32 warp, u32 lane) {
+    return kMxfp4CodeBytes + ((warp * 8 + lane / 4) * 2 + lane % 4 / 2) * 4;
+}
+
 // a[i]: the fragment of the block's i-th wgmma (hw::wgmma_m64k32_e4m3). The exponents of all lanes are normal, or some not.
 DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, bool all_normal, u32 (&a)[4][4]) {
     Mxfp4Magnitudes of[4];  // as the exponents

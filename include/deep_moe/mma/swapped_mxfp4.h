@@ -59,9 +59,8 @@ private:
             : ctx_(ctx),
               rows_(swizzle128_descriptor(hw::uniform(hw::shared_address(ctx.template shared<SmemField::A, u8>())))) {
             const u32 warp = thread.math_warp % 4, first = piece * kMxfp4PieceBytes;
-            codes_ = hw::keep(first + (warp * 2 * kWarpSize + hw::lane_idx()) * u32(sizeof(Vec16)));
-            exponents_ =
-                hw::keep(first + kMxfp4CodeBytes + ((warp * 8 + thread.channel_lane) * 2 + thread.quad_lane / 2) * 4);
+            codes_ = hw::keep(first + mxfp4_words_of(warp, hw::lane_idx()));
+            exponents_ = hw::keep(first + mxfp4_exponents_of(warp, hw::lane_idx()));
             scales_ = hw::keep(thread.chunk(0).row(0));
         }
         DM_DEVICE Round at(u32 slot) const {

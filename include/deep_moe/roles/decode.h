@@ -182,10 +182,9 @@ private:
         for (u32 i = 0; i < kGroups; ++i) {
             const u32 group = math_warp * kGroups + i, warp = group % 4, lane = hw::lane_idx();
             const u8* piece = packed + group / 4 * kMxfp4PieceBytes;
-            const Vec16* words = reinterpret_cast<const Vec16*>(piece) + warp * 2 * kWarpSize + lane;
-            const u32* exponents = reinterpret_cast<const u32*>(piece + kMxfp4CodeBytes);
-            codes[i] = {{hw::load_shared(words), hw::load_shared(words + kWarpSize)},
-                        hw::load_shared(exponents + (warp * 8 + lane / 4) * 2 + lane % 4 / 2)};
+            const Vec16* words = reinterpret_cast<const Vec16*>(piece + mxfp4_words_of(warp, lane));
+            const u32* exponents = reinterpret_cast<const u32*>(piece + mxfp4_exponents_of(warp, lane));
+            codes[i] = {{hw::load_shared(words), hw::load_shared(words + kWarpSize)}, hw::load_shared(exponents)};
             normal = normal && mxfp4_all_normal(codes[i].exponents);
         }
         // One branch for all groups, so that their instructions mix: a decoder has few warps.

@@ -128,9 +128,8 @@ struct LoadARole {
                     next = turn(ctx, tasks);
                     continue;
                 }
-            }
-            if constexpr (kConfig.decodes_ahead())
                 if (task.kind == TaskKind::End) read.finish(ctx, stage);
+            }
             if (task.kind == TaskKind::End) return announce(ctx, finished, entry);
             if (!ready && !is_ready(ctx, task)) {
                 if constexpr (kConfig.decodes_ahead()) read.finish(ctx, stage);
