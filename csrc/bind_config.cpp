@@ -65,6 +65,7 @@ void bind_config_methods(py::class_<MegaMoeConfig>& cls) {
     cls.def_property_readonly("l2_weight_tiles", &MegaMoeConfig::l2_weight_tiles);
     cls.def_property_readonly("swaps_operands", &MegaMoeConfig::swaps_operands);
     cls.def_property_readonly("decodes_ahead", &MegaMoeConfig::decodes_ahead);
+    cls.def_property_readonly("has_decode_warps", &MegaMoeConfig::has_decode_warps);
     cls.def_property_readonly("min_ctas", &MegaMoeConfig::min_ctas);
     cls.def_property_readonly("num_threads", &MegaMoeConfig::num_threads);
     cls.def_property_readonly("padded_intermediate", &MegaMoeConfig::padded_intermediate);

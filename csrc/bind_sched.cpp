@@ -34,22 +34,21 @@ std::vector<Task> task_order(const MegaMoeConfig& config, const std::vector<u32>
     return tasks;
 }
 
-// (phase 1 or 2, expert, first tile of N, tiles, readers)
-using Pair = std::tuple<u32, u32, u32, u32, u32>;
+// (phase 1 or 2, expert, tile of N, readers)
+using Weights = std::tuple<u32, u32, u32, u32>;
 
-std::vector<Pair> weight_pairs(const MegaMoeConfig& config, const std::vector<u32>& expert_rows, u32 unit_blocks,
-                               u32 pair_tiles) {
-    TaskOrder order(config, AllExperts{expert_rows}, unit_blocks, pair_tiles);
-    std::vector<Pair> pairs;
-    for (WeightPair p = order.pair(0); p.kind != TaskKind::End; p = order.pair(u32(pairs.size())))
-        pairs.emplace_back(p.kind == TaskKind::L1 ? 1 : 2, p.expert, p.first_n_tile, p.n_tiles, p.readers);
-    return pairs;
+std::vector<Weights> weight_order(const MegaMoeConfig& config, const std::vector<u32>& expert_rows, u32 unit_blocks) {
+    TaskOrder order(config, AllExperts{expert_rows}, unit_blocks);
+    std::vector<Weights> tiles;
+    for (WeightTile t = order.weight_tile(0); t.kind != TaskKind::End; t = order.weight_tile(u32(tiles.size())))
+        tiles.emplace_back(t.kind == TaskKind::L1 ? 1 : 2, t.expert, t.n_tile, t.readers);
+    return tiles;
 }
 
-// (decoders, workers, unit_blocks, depth, pair_tiles)
-std::tuple<u32, u32, u32, u32, u32> plan_of(const MegaMoeConfig& config, u32 ctas, u32 experts, u32 blocks) {
+// (decoders, workers, unit_blocks, depth)
+std::tuple<u32, u32, u32, u32> plan_of(const MegaMoeConfig& config, u32 ctas, u32 experts, u32 blocks) {
     const DecodePlan plan = decode_plan(config, ctas, experts, blocks);
-    return {plan.decoders, plan.workers, plan.unit_blocks, plan.depth, plan.pair_tiles};
+    return {plan.decoders, plan.workers, plan.unit_blocks, plan.depth};
 }
 
 }  // namespace
@@ -59,13 +58,10 @@ void bind_sched(py::module_& m) {
           py::arg("cta") = 0,
           "Tiles of one CTA in order: (phase 1 or 2, expert, row block, tile of N, valid rows, ring slot). "
           "expert_rows: received rows of every local expert.");
-    m.def("weight_pairs", &weight_pairs, py::arg("config"), py::arg("expert_rows"), py::arg("unit_blocks"),
-          py::arg("pair_tiles"),
-          "Weight tiles in the order in which they are decoded: (phase 1 or 2, expert, first tile of N, tiles, "
-          "readers).");
+    m.def("weight_order", &weight_order, py::arg("config"), py::arg("expert_rows"), py::arg("unit_blocks"),
+          "Weight tiles in the order in which they are decoded: (phase 1 or 2, expert, tile of N, readers).");
     m.def("decode_plan", &plan_of, py::arg("config"), py::arg("ctas"), py::arg("experts"), py::arg("blocks"),
-          "How a launch shares out its CTAs: (decoders, workers, unit_blocks, depth, pair_tiles). experts: that have "
-          "rows.");
+          "How a launch shares out its CTAs: (decoders, workers, unit_blocks, depth). experts: that have rows.");
 }
 
 }  // namespace deep_moe

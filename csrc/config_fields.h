@@ -24,6 +24,7 @@ void visit_config_fields(Visitor&& visit) {
     visit("block_m", &MegaMoeConfig::block_m);
     visit("lag_blocks", &MegaMoeConfig::lag_blocks);
     visit("unit_blocks", &MegaMoeConfig::unit_blocks);
+    visit("decode_ahead", &MegaMoeConfig::decode_ahead);
     visit("trace_events", &MegaMoeConfig::trace_events);
 }
 

@@ -147,6 +147,29 @@ GEOMETRIES = {
         overrides=dict(block_m=8, ring_rows=128, lag_blocks=2, unit_blocks=2),
         mma_type="fp8xmxfp4",
     ),
+    # decode warps: an odd number of K blocks, fewer of them than stages, rows that wrap
+    "mxfp4-warps": Geometry(
+        2,
+        experts=4,
+        topk=2,
+        hidden=832,
+        intermediate=416,
+        max_tokens=300,
+        overrides=dict(block_m=128, decode_ahead=0, lag_blocks=2, unit_blocks=2, ring_rows=1024),
+        mma_type="fp8xmxfp4",
+    ),
+    "mxfp4-warps-short": Geometry(
+        1,
+        experts=3,
+        topk=2,
+        hidden=192,
+        intermediate=96,
+        max_tokens=300,
+        overrides=dict(block_m=128, decode_ahead=0),
+        activation="swigluoai",
+        bias=True,
+        mma_type="fp8xmxfp4",
+    ),
     # weights decoded ahead; up to five blocks of an expert, the fewest slots, no size a multiple of a chunk
     "mxfp4-ahead": Geometry(
         2,
@@ -155,7 +178,7 @@ GEOMETRIES = {
         hidden=832,
         intermediate=416,
         max_tokens=300,
-        overrides=dict(block_m=128, decoded_slots=32, lag_blocks=2, unit_blocks=2, ring_rows=1024),
+        overrides=dict(decode_ahead=1, decoded_slots=16, lag_blocks=2, unit_blocks=2, ring_rows=1024),
         mma_type="fp8xmxfp4",
     ),
     # the same with tiles of one chunk
@@ -166,7 +189,7 @@ GEOMETRIES = {
         hidden=192,
         intermediate=96,
         max_tokens=300,
-        overrides=dict(block_m=128, decoded_slots=32),
+        overrides=dict(block_m=128, decode_ahead=1, decoded_slots=16),
         activation="swigluoai",
         bias=True,
         mma_type="fp8xmxfp4",

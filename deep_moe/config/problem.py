@@ -40,6 +40,7 @@ _OVERRIDABLE = {
     "block_m": 128,
     "lag_blocks": 1 << 16,
     "unit_blocks": 1 << 16,
+    "decode_ahead": 1,
     "trace_events": 1 << 16,
 }
 
@@ -211,5 +212,6 @@ def _checked_overrides(value: Any) -> tuple[tuple[str, int], ...]:
     for name, setting in items:
         if name not in _OVERRIDABLE:
             raise ValueError(f"overrides names {name!r}; allowed: {', '.join(_OVERRIDABLE)}")
-        _checked_int(f"overrides[{name!r}]", setting, 0 if name == "trace_events" else 1, _OVERRIDABLE[name], 1)
+        least = 0 if name in ("trace_events", "decode_ahead") else 1
+        _checked_int(f"overrides[{name!r}]", setting, least, _OVERRIDABLE[name], 1)
     return items

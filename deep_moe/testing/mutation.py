@@ -59,6 +59,7 @@ class Case:
     clamp: float | None = None
     activation: str = "swiglu"
     bias: bool = False
+    decode_ahead: bool = False
     num_sms: int = 2
     num_ranks: int = 2
 
@@ -75,7 +76,11 @@ class Case:
             activation_clamp=self.clamp,
             bias=self.bias,
             overrides=dict(
-                block_m=self.block_m, ring_rows=self.ring_blocks * self.block_m, lag_blocks=1, unit_blocks=2
+                block_m=self.block_m,
+                ring_rows=self.ring_blocks * self.block_m,
+                lag_blocks=1,
+                unit_blocks=2,
+                decode_ahead=int(self.decode_ahead),
             ),
         )
 
@@ -155,15 +160,18 @@ CASES = (
     Case("MXFP4, 24-row tiles", 24, MXFP4_LAYERS, hidden=448, **OSS, **MXFP4),
     # L1 tiles of more K blocks than stages.
     Case("MXFP4, 64-row tiles", 64, MXFP4_LAYERS[1:], hidden=1472, quantised=True, **MXFP4),
-    # Weights decoded ahead: up to three readers of a chunk, and slots that are used again.
+    # Tiles of more K blocks than stages, and of fewer.
+    Case("MXFP4, decode warps", 128, MXFP4_LAYERS, hidden=1472, **OSS, **MXFP4),
+    # Up to three readers of a chunk, and slots that are used again.
     Case(
-        "MXFP4, 128-row tiles",
+        "MXFP4, decoded ahead",
         128,
         (Layer((150, 120), "to_expert", 7), Layer((150, 90), "random"), Layer((0, 140), "to_expert", 50)),
         experts=80,
         topk=1,
         num_sms=5,
         hidden=1472,
+        decode_ahead=True,
         **OSS,
         **MXFP4 | dict(max_tokens=150, ring_blocks=2),
     ),

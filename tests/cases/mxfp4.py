@@ -11,7 +11,8 @@ import deep_moe
 from deep_moe import _C, testing
 from deep_moe.testing.mutation import subnormal_weights
 
-HEIGHTS = [8, 16, 24, 32, 64]
+HEIGHTS = [8, 16, 24, 32, 64, 128]
+WAYS = {}, dict(block_m=128, decode_ahead=0), dict(block_m=128, decode_ahead=1)  # in registers; decode warps; ahead
 LARGEST = 127  # exponent code of a block's largest group in these tests
 
 
@@ -21,9 +22,9 @@ def problem_of(**fields) -> deep_moe.Problem:
 
 
 def check_weights(device, weights, problem) -> None:
-    """A call with these weights against the reference on what they are encoded to, which must be exact: decoded by the
-    tiles, and ahead."""
-    for forced in ({}, dict(block_m=128)):
+    """A call with these weights against the reference on what they are encoded to, which must be exact; by all three
+    ways to decode them."""
+    for forced in WAYS:
         with testing.World(replace(problem, overrides=forced), 1, device, weights) as world:
             assert all(part.report.groups == 0 for part in (world.ranks[0].l1, world.ranks[0].l2))
             world.call_and_check(world.inputs([problem.max_tokens_per_rank]))
@@ -68,9 +69,10 @@ def test_rows_of_one_expert(worlds, rows):
     world.call_and_check(inputs, bound=world.problem.max_tokens_per_rank)
 
 
-@pytest.mark.parametrize("geometry", ["mxfp4-ahead", "mxfp4-ahead-short"])
-def test_weights_decoded_ahead(worlds, geometry):
-    """Blocks of 128 rows: many readers of a chunk and one, experts without rows, and slots that are used many times."""
+@pytest.mark.parametrize("geometry", ["mxfp4-warps", "mxfp4-warps-short", "mxfp4-ahead", "mxfp4-ahead-short"])
+def test_weights_decoded_to_shared_memory(worlds, geometry):
+    """Blocks of 128 rows: short and full ones, experts without rows; where weights are decoded ahead, many readers of a
+    chunk and one, and slots that are used many times."""
     world = worlds(geometry)
     ranks, most = len(world.ranks), world.problem.max_tokens_per_rank
     patterns = [world.routing.random, world.routing.with_holes, world.routing.to_expert(1)]
@@ -81,13 +83,15 @@ def test_weights_decoded_ahead(worlds, geometry):
 
 
 def test_weights_decoded_ahead_give_the_same_bits(worlds):
-    """As those that every tile decodes for itself."""
+    """As those that every tile decodes for itself, in registers or to shared memory."""
     ahead = worlds("mxfp4-ahead")
-    problem = replace(ahead.problem, overrides=dict(block_m=64))
-    with testing.World(problem, 2, ahead.ranks[0].buffer.device, ahead.weights) as in_place:
-        inputs = ahead.inputs([130, 290])
-        results = zip(ahead.call(inputs), in_place.call(inputs), strict=True)
-        assert all(testing.same_bits(a.y, b.y) for a, b in results)
+    inputs = ahead.inputs([130, 290])
+    expected = ahead.call(inputs)
+    for forced in (dict(block_m=64), dict(block_m=128, decode_ahead=0)):
+        problem = replace(ahead.problem, overrides=forced)
+        with testing.World(problem, 2, ahead.ranks[0].buffer.device, ahead.weights) as other:
+            results = zip(expected, other.call(inputs), strict=True)
+            assert all(testing.same_bits(a.y, b.y) for a, b in results)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 4, 5, 20])
@@ -122,7 +126,7 @@ def test_every_code_with_every_exponent(device, spread):
     check_weights(device, scaled_down(weights), problem)
 
 
-@pytest.mark.parametrize("forced", [{}, dict(block_m=128)], ids=["in place", "ahead"])
+@pytest.mark.parametrize("forced", WAYS, ids=["registers", "warps", "ahead"])
 def test_every_magnitude_that_is_an_e4m3_subnormal(device, forced):
     """Of each expert one magnitude, whose exponents are the smallest but for weights that are multiplied by zero: a
     wrong entry of a decoder's tables is a wrong result."""

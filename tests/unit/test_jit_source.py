@@ -43,7 +43,7 @@ def test_rendered_text():
         ".hidden = 768, .intermediate = 256, .max_tokens_per_rank = 64, .ring_rows = 1024, .decoded_slots = 0, "
         ".mma_type = deep_moe::MmaType::Fp8xFp8, "
         ".activation = deep_moe::Activation::SwiGLU, .bias = false, .bound_class = 0, .block_m = 64, .lag_blocks = 4, "
-        ".unit_blocks = 4, .trace_events = 0}))\n"
+        ".unit_blocks = 4, .decode_ahead = false, .trace_events = 0}))\n"
     )
 
 
@@ -68,7 +68,7 @@ def test_the_configuration_holds_nothing_that_changes_per_call():
             "decoded_slots",
         ),
         *("mma_type", "activation", "bias", "bound_class", "block_m", "lag_blocks", "unit_blocks"),
-        "trace_events",
+        *("decode_ahead", "trace_events"),
     }, "a new field is a new set of kernels: it must be equal on all ranks and never a count, pointer, stream or rank"
 
 
@@ -98,7 +98,8 @@ def test_mma_types_have_kernels_of_their_own(kind, arch):
     [(_C.MmaType.Fp8xFp8, (8, 64, 128), 384), (_C.MmaType.Fp8xMxfp4, (8, 16, 24, 32, 64), 640)],
 )
 def test_threads_of_a_kernel(mma_type, tiles, threads):
-    """One warpgroup beside two that multiply, or four that decode as well."""
+    """One warpgroup beside two that multiply, or four that decode as well; or one, two and one that decodes."""
+    assert _C.Config(mma_type=_C.MmaType.Fp8xMxfp4, block_m=128).num_threads == 512
     for block_m in tiles:
         config = _C.Config(mma_type=mma_type, block_m=block_m)
         assert config.error() is None and config.num_threads == threads

@@ -11,12 +11,13 @@ from deep_moe.config.arch import sm90
 
 FLASH = dict(num_experts=256, num_topk=6, hidden=4096, intermediate=2048, max_tokens_per_rank=8192)
 MXFP4 = dict(FLASH, mma_type="fp8xmxfp4")
-MXFP4_TILES = [8, 16, 24, 32, 64, 128]
+MXFP4_ROWS = [8, 16, 24, 32, 64, 128]
+MXFP4_TILES = [*((rows, False) for rows in MXFP4_ROWS), (128, True)]  # and whether weights are decoded ahead
 
 
 def most_rows(tile: int) -> int:
-    """Of an expert in the class of an MXFP4 tile: its own, but 64-row tiles are the best for some blocks."""
-    return 384 if tile == 64 else tile
+    """Of an expert in the class of an MXFP4 tile: its own, but the largest are the best for some blocks."""
+    return 512 if tile == 128 else tile
 
 
 PRESETS = load_presets().models
@@ -166,7 +167,7 @@ def test_two_classes_just_above_64_rows():
 def ends_of(problem: Problem, ranks: int) -> tuple[int, ...]:
     """The most tokens with which most experts fit one tile, for each MXFP4 tile that is followed by a larger one."""
     tokens = range(1, problem.max_tokens_per_rank + 1)
-    return tuple(sum(fits(problem, ranks, each, most_rows(tile)) for each in tokens) for tile in MXFP4_TILES[:-1])
+    return tuple(sum(fits(problem, ranks, each, most_rows(tile)) for each in tokens) for tile, _ in MXFP4_TILES[:-1])
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
@@ -175,16 +176,20 @@ def test_mxfp4_classes_end_where_a_tile_holds_most_experts(ranks):
     ends = [end for end in ends_of(problem, ranks) if end < 8192]
     assert problem.bound_classes(ranks) == (*ends, 8192)
     configs = problem.configs(ranks)
-    assert [config.block_m for config in configs] == MXFP4_TILES[: len(ends) + 1]
+    assert [(config.block_m, config.decode_ahead) for config in configs] == MXFP4_TILES[: len(ends) + 1]
     assert [config.bound_class for config in configs] == list(range(len(configs)))
-    decodes_ahead = configs[-1].block_m == 128
+    decodes_ahead = configs[-1].decode_ahead
     for config in configs:
-        assert config.mma_type == _C.MmaType.Fp8xMxfp4 and config.decodes_ahead == (config.block_m == 128)
-        assert (config.swaps_operands, config.num_threads) == ((False, 384) if config.decodes_ahead else (True, 640))
-        assert (config.lag_blocks, config.unit_blocks) == ((24, 16) if config.decodes_ahead else (48, 8))
-        assert config.ring_rows == ((24 + 3 * 16) * 128 if decodes_ahead else (48 + 3 * 8) * 64)
+        assert config.mma_type == _C.MmaType.Fp8xMxfp4 and config.swaps_operands == (config.block_m < 128)
+        to_shared = config.decodes_ahead or config.has_decode_warps
+        assert to_shared == (config.block_m == 128) and config.decodes_ahead == config.decode_ahead
+        assert config.num_threads == (384 if config.decodes_ahead else 512 if config.has_decode_warps else 640)
+        order = (24, 16) if config.decodes_ahead else (24, 8) if config.has_decode_warps else (48, 8)
+        assert (config.lag_blocks, config.unit_blocks) == order
         chunks = problem.experts_per_rank(ranks) * 384  # of all weights
-        assert config.decoded_slots == (min(2048, chunks) if decodes_ahead else 0)
+        assert config.decoded_slots == (min(1024, chunks) if decodes_ahead else 0)
+    most_rows_of_ring = max(config.block_m * (config.lag_blocks + 3 * config.unit_blocks) for config in configs)
+    assert {config.ring_rows for config in configs} == {most_rows_of_ring}
 
 
 @pytest.mark.parametrize(
@@ -194,23 +199,26 @@ def test_no_more_mxfp4_classes_than_are_needed(most, bounds):
     """The last class has the smallest tile that is enough for it."""
     small = Problem(**{**MXFP4, "max_tokens_per_rank": most})
     assert small.bound_classes(8) == bounds
-    assert [config.block_m for config in small.configs(8)] == MXFP4_TILES[: len(bounds)]
+    assert [config.block_m for config in small.configs(8)] == [rows for rows, _ in MXFP4_TILES[: len(bounds)]]
 
 
 def test_mxfp4_tiles_that_one_token_overfills_have_no_class():
     """Every token of every rank goes to both experts eight times: 16 rows of a token."""
     crowded = Problem(**{**MXFP4, "num_experts": 2, "num_topk": 16, "max_tokens_per_rank": 100})
-    assert crowded.bound_classes(2) == (1, 2, 24, 100)
-    assert [config.block_m for config in crowded.configs(2)] == [16, 32, 64, 128]
+    assert crowded.bound_classes(2) == (1, 2, 4, 32, 100)
+    assert [config.block_m for config in crowded.configs(2)] == [16, 32, 64, 128, 128]
 
 
 def test_the_best_mxfp4_tile_grows_with_the_tokens():
     problem = Problem(**MXFP4)
     geometry, bounds = problem.configs(8)[0], problem.bound_classes(8)
-    tiles = [sm90.best_candidate(geometry, tokens).block_m for tokens in range(1, 300)]
-    assert tiles == [MXFP4_TILES[sum(tokens > bound for bound in bounds)] for tokens in range(1, 300)]
-    for block_m in MXFP4_TILES:
-        assert {sm90.best_candidate(geometry, tokens, block_m).block_m for tokens in (1, 100, 8192)} == {block_m}
+    chosen = [sm90.best_candidate(geometry, tokens) for tokens in range(1, 1200)]
+    tiles = [(each.block_m, each.decode_ahead) for each in chosen]
+    assert tiles == [MXFP4_TILES[sum(tokens > bound for bound in bounds)] for tokens in range(1, 1200)]
+    for block_m, ahead in MXFP4_TILES:
+        forced = dict(block_m=block_m, decode_ahead=int(ahead))
+        for tokens in (1, 100, 8192):
+            assert sm90.best_candidate(geometry, tokens, forced)[::3] == (block_m, ahead)
 
 
 # (hidden, intermediate, top-k, experts of the one rank, block_m) -> µs of whole layers by tokens, one H200, mega.py.
@@ -260,7 +268,7 @@ def test_the_cost_model_explains_what_was_measured(mma_type, layer, tokens):
 
 
 @pytest.mark.parametrize(
-    "model, block_m", [(FLASH, 8), (FLASH, 64), (FLASH, 128), *((MXFP4, block_m) for block_m in MXFP4_TILES)]
+    "model, block_m", [(FLASH, 8), (FLASH, 64), (FLASH, 128), *((MXFP4, block_m) for block_m in MXFP4_ROWS)]
 )
 def test_the_cost_model_by_proportion(model, block_m):
     """More tokens never cost less; ranks that bring their tokens and experts along cost the same."""
@@ -307,11 +315,15 @@ def test_tiles_of_every_mxfp4_preset(preset):
         for bound, config in zip(bounds[:-1], configs, strict=False):
             assert fits(problem, ranks, bound, most_rows(config.block_m))
             assert not fits(problem, ranks, bound + 1, most_rows(config.block_m))
-            assert config.lag_blocks == 48 and config.unit_blocks == 8
+            assert config.lag_blocks == (24 if config.block_m == 128 else 48) and config.unit_blocks == 8
         largest = configs[-1]
-        has_many_rows = not fits(problem, ranks, 8192, 384)
-        assert largest.block_m == (128 if has_many_rows and not problem.bias else 64)
-        assert {config.ring_rows for config in configs} == {9216 if largest.decodes_ahead else 4608}
+        if problem.bias:
+            assert largest.block_m <= 64
+        else:
+            assert largest.decodes_ahead == (not fits(problem, ranks, 8192, 512))
+        assert {config.ring_rows for config in configs} == {
+            9216 if largest.decodes_ahead else 6144 if largest.has_decode_warps else 4608
+        }
 
 
 @pytest.mark.parametrize(
@@ -366,11 +378,12 @@ def test_what_overrides_bring_along():
         assert (config.lag_blocks, config.unit_blocks, config.ring_rows) == (100, 3, 109 * 128)
 
 
-@pytest.mark.parametrize("block_m", MXFP4_TILES)
+@pytest.mark.parametrize("block_m", MXFP4_ROWS)
 def test_an_mxfp4_tile_can_be_forced_for_all_classes(block_m):
     problem = Problem(**MXFP4, overrides=dict(block_m=block_m))
     assert problem.bound_classes(2) == Problem(**MXFP4).bound_classes(2)
-    rows = -(-72 * block_m // 128) * 128  # the lag and three units, 48 and 8 blocks or 24 and 16
+    blocks = 48 if block_m == 128 else 72  # the lag, 24 or 48, and three units of 8
+    rows = -(-blocks * block_m // 128) * 128
     assert {(config.block_m, config.ring_rows) for config in problem.configs(2)} == {(block_m, rows)}
 
 

@@ -21,6 +21,7 @@ class Candidate(NamedTuple):
     block_m: int
     lag_blocks: int
     unit_blocks: int
+    decode_ahead: bool = False
 
 
 # From the smallest tile up. The order is from measurements, the score does not see it: L2 lags so far behind L1 that
@@ -29,7 +30,8 @@ CANDIDATES = {
     FP8: (Candidate(64, lag_blocks=48, unit_blocks=8), Candidate(128, lag_blocks=24, unit_blocks=8)),
     MXFP4: (
         *(Candidate(rows, lag_blocks=48, unit_blocks=8) for rows in (8, 16, 24, 32, 64)),
-        Candidate(128, lag_blocks=24, unit_blocks=16),
+        Candidate(128, lag_blocks=24, unit_blocks=8),
+        Candidate(128, lag_blocks=24, unit_blocks=16, decode_ahead=True),
     ),
 }
 # With swapped operands, for up to FEW_PAIRS pairs of token and slot per rank. Measured: at 6 and 12 pairs 3 to 8 %
@@ -61,12 +63,11 @@ COMBINE_GBS = 3900.0
 # tiles are 1 to 7 % faster. MXFP4: each class is the fastest on both sides of its bounds, but for 1 % at 32 tokens and
 # 4 % at 160 of H 4096, and for what IN_PLACE_ROWS says.
 ROWS_MARGIN = 1.25
-# MXFP4: up to so many rows of an expert, weights are decoded by the tiles that use them. Measured: the other way is 9 %
-# faster at 384 rows of H 4096, I 2048, and 22 % slower at 256 rows of H 7168, I 3072.
-IN_PLACE_ROWS = 384
-# Of 64 KB (include/deep_moe/sched/decode_plan.h). 64 MB are enough for 8192 tokens of H 4096; at 2048 tokens 128 MB
-# are 10 % faster.
-DECODED_SLOTS = 2048
+# MXFP4: up to so many rows of an expert, every tile decodes its weights. Measured: the other way is 16 % slower at 384
+# rows of H 4096, I 2048, and 8 % faster at 768; at 1024 rows of H 7168, I 3072, 9 % faster.
+OWN_DECODING_ROWS = 512
+# Of 64 KB (include/deep_moe/sched/decode_plan.h): 16 for each of two tiles of 32 decoders.
+DECODED_SLOTS = 1024
 NOISE = 0.02  # scores that are closer than this tell nothing
 SPREAD = NormalDist().quantiles(n=16)  # rows of an expert: so many standard deviations around their mean
 
@@ -92,16 +93,21 @@ def expected_us(config: "_C.Config", num_tokens: int) -> float:
     return START_US + touched * max(read, multiply / NUM_SMS) + tail + combine
 
 
-def best_candidate(geometry: "_C.Config", num_tokens: int, block_m: int | None = None) -> Candidate:
-    """The smallest score at `num_tokens` tokens per rank, of the candidates with `block_m` if that is given.
+def best_candidate(geometry: "_C.Config", num_tokens: int, forced: Mapping[str, int] | None = None) -> Candidate:
+    """The smallest score at `num_tokens` tokens per rank, of the candidates with the `block_m` and `decode_ahead` that
+    are in `forced`.
 
     Where scores are too close: the smallest tile that holds the rows an expert expects, or else the largest. MXFP4: not
     by score, but the smallest tile that holds most experts' rows (`_most_rows`), or else the largest.
     """
-    candidates = _candidates(geometry)
-    if block_m == SWAPPED.block_m:
+    candidates, forced = _candidates(geometry), forced or {}
+    if forced.get("block_m") == SWAPPED.block_m:
         return SWAPPED
-    allowed = [candidate for candidate in candidates if block_m in (None, candidate.block_m)] or candidates
+    allowed = [
+        each
+        for each in candidates
+        if forced.get("block_m") in (None, each.block_m) and forced.get("decode_ahead") in (None, each.decode_ahead)
+    ] or candidates
     if geometry.mma_type == MXFP4:
         return next((each for each in allowed if num_tokens <= _tokens_within(geometry, _most_rows(each))), allowed[-1])
     scores = [expected_us(geometry.replace(**candidate._asdict()), num_tokens) for candidate in allowed]
@@ -143,13 +149,13 @@ def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list
     variants = []
     for index, bound in enumerate(bound_classes(geometry)):
         is_few = geometry.mma_type == FP8 and bound <= _few_tokens(geometry)
-        block_m = overrides.get("block_m", SWAPPED.block_m if is_few else None)
-        chosen = best_candidate(geometry, bound, block_m)
+        chosen = best_candidate(geometry, bound, {"block_m": SWAPPED.block_m} | overrides if is_few else overrides)
         most = geometry.max_blocks_of(chosen.block_m)
         fields = dict(
             block_m=chosen.block_m,
             lag_blocks=min(chosen.lag_blocks, most),
             unit_blocks=min(chosen.unit_blocks, most),
+            decode_ahead=chosen.decode_ahead,
         )
         variants.append(geometry.replace(bound_class=index, **{**fields, **overrides}))
     ring_rows = overrides.get("ring_rows") or max(_ring_rows(variant) for variant in variants)
@@ -158,14 +164,16 @@ def variant_configs(geometry: "_C.Config", overrides: Mapping[str, int]) -> list
 
 
 def _candidates(geometry: "_C.Config") -> tuple[Candidate, ...]:
-    """With biases the loaders of a kernel that decodes ahead have too few registers."""
+    """With biases, kernels that decode to shared memory have too few registers."""
     candidates = CANDIDATES[geometry.mma_type]
-    return candidates[:-1] if geometry.mma_type == MXFP4 and geometry.bias else candidates
+    if geometry.mma_type == MXFP4 and geometry.bias:
+        return tuple(each for each in candidates if each.block_m < _C.kDecodedBlockM)
+    return candidates
 
 
 def _most_rows(candidate: Candidate) -> int:
     """Of an expert, for an MXFP4 candidate."""
-    return IN_PLACE_ROWS if candidate.block_m == 64 else candidate.block_m
+    return OWN_DECODING_ROWS if candidate.block_m == _C.kDecodedBlockM else candidate.block_m
 
 
 def _tokens_within(geometry: "_C.Config", most_rows: int) -> int:

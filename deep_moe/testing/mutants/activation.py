@@ -20,7 +20,7 @@ ACTIVATION = (
     Mutant("bias: of L2 from the first thread of a quad", "epi/biases.h", " + tile.quad_lane * 8", ""),
     Mutant("bias: channels of L2 in the order of chunks", "epi/biases.h", "chunk * 2 + i % 2", "i % 2 * 2 + chunk"),
     Mutant("bias: of a piece for both", "epi/biases.h", "tile.piece_column(p) + ", "tile.piece_column(0) + ", 2),
-    Mutant("bias: top-k weight left out", "epi/biases.h", "rows.meta[row].weight", "1.0f"),
+    Mutant("bias: top-k weight left out", "epi/biases.h", "{rows.weight(0), rows.weight(1)}", "{1.0f, 1.0f}"),
     Mutant("bias: top-k weight of the other row", "epi/biases.h", "row = i / 2 % 2;", "row = 1 - i / 2 % 2;"),
     Mutant("bias: of the first expert", "kernels/context.h", "task.expert * bias_floats(", "0 * bias_floats("),
     Mutant("bias: of the first tile", "kernels/context.h", " + task.n_tile * tile_weight_rows(task.kind)", ""),

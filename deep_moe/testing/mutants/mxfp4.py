@@ -3,7 +3,8 @@
 from .mutant import Mutant
 
 ALL, SUBNORMAL = "MXFP4", "MXFP4, subnormal"  # the cases that notice them
-AHEAD = "MXFP4, 128-row"
+AHEAD = "MXFP4, decoded ahead"
+WARPS = "MXFP4, decode warps"
 ROWS_24, ROWS_64, DIRECT = "MXFP4, 24-row", "MXFP4, 64-row", "MXFP4, 8-row tiles, rows"
 
 WAIT = "        hw::wgmma_wait<0>();\n"
@@ -294,6 +295,63 @@ MXFP4 = (
         "channel / 2 * 2",
         cases=ALL,
     ),
+    # Decode warps
+    Mutant(
+        "decode warps: do not wait for packed weights",
+        "roles/decode.h",
+        "wait_barrier(ctx, ctx.barriers().packed_full(packed.slot), packed.full_parity());",
+        "",
+        cases=WARPS,
+    ),
+    Mutant(
+        "decode warps: do not wait for a free stage",
+        "roles/decode.h",
+        "wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());",
+        "",
+        cases=WARPS,
+    ),
+    Mutant(
+        "decode warps: wgmmas are not behind the stores",
+        "roles/decode.h",
+        "            hw::fence_proxy_async_shared();\n",
+        "",
+        cases=WARPS,
+    ),
+    Mutant(
+        "decode warps: packed weights make room too early",
+        "kernels/context.h",
+        "hw::mbarrier_init(barrier(barriers().packed_empty(i)), kWarpsTogether);",
+        "hw::mbarrier_init(barrier(barriers().packed_empty(i)), 1);",
+        cases=WARPS,
+    ),
+    Mutant(
+        "decode warps: a stage is full with half of its weights",
+        "kernels/context.h",
+        "1 + kWarpsTogether : 2",
+        "kWarpsTogether : 2",
+        cases=WARPS,
+    ),
+    Mutant(
+        "decode warps: the second half of a K block is the first",
+        "roles/decode.h",
+        "decode_warp % kWarpsTogether * kPieces",
+        "0",
+        cases=WARPS,
+    ),
+    Mutant(
+        "decode warps: half of them wait for a K block that does not come",
+        "roles/decode.h",
+        "for (u32 i = 0; i < kAtATime; ++i, next.advance())",
+        "for (u32 i = 0; i < 1; ++i, next.advance())",
+        cases=WARPS,
+    ),
+    Mutant(
+        "decode warps: scales of the tile after the next overwrite this one's",
+        "layout/smem.h",
+        "(c.has_decode_warps() ? kPackedStages : 0)",
+        "0",
+        cases=WARPS,
+    ),
     # Decoded ahead
     Mutant(
         "decoded ahead: readers do not wait",
@@ -325,7 +383,7 @@ MXFP4 = (
     ),
     Mutant(
         "decoded ahead: a slot is given that is being read",
-        "roles/decode.h",
+        "roles/decode_ahead.h",
         "return readers_left(seen) == 0;",
         "return true;",
         cases=AHEAD,
@@ -339,28 +397,28 @@ MXFP4 = (
     ),
     Mutant(
         "decoded ahead: stored before the copies are over",
-        "roles/decode.h",
+        "roles/decode_ahead.h",
         "if (hw::elect_one()) hw::bulk_wait<kPending>();",
         "",
         cases=AHEAD,
     ),
     Mutant(
         "decoded ahead: decoded over a copy that is under way",
-        "roles/decode.h",
+        "roles/decode_ahead.h",
         "if (hw::elect_one()) hw::bulk_wait<kBuffers - 1>();",
         "",
         cases=AHEAD,
     ),
     Mutant(
         "decoded ahead: copies are not behind the stores",
-        "roles/decode.h",
+        "roles/decode_ahead.h",
         "                hw::fence_proxy_async_shared();\n",
         "",
         cases=AHEAD,
     ),
     Mutant(
         "decoded ahead: packed chunks make room too early",
-        "roles/decode.h",
+        "roles/decode_ahead.h",
         "wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());",
         "",
         cases=AHEAD,
@@ -373,11 +431,11 @@ MXFP4 = (
         cases=AHEAD,
     ),
     Mutant(
-        "decoded ahead: rows in another order",
-        "roles/decode.h",
-        "(column ^ g * 16)",
-        "(column ^ (g & 6) * 16)",
-        cases=AHEAD,
+        "decoded: rows in another order",
+        "mma/mxfp4.h",
+        "(i * 32 + r / 2 * 16) ^ lane / 4 * 16",
+        "(i * 32 + r / 2 * 16) ^ (lane / 4 & 6) * 16",
+        cases=WARPS,
     ),
     Mutant(
         "decoded ahead: intermediate in the order of channels",

@@ -53,8 +53,8 @@ PIPELINE = (
     Mutant(
         "barriers: full expects one arrival",
         "kernels/context.h",
-        "hw::mbarrier_init(barrier(barriers().full(i)), 2);",
-        "hw::mbarrier_init(barrier(barriers().full(i)), 1);",
+        "1 + kWarpsTogether : 2",
+        "1 + kWarpsTogether : 1",
     ),
     Mutant(
         "barriers: empty expects one warp less",
@@ -103,16 +103,15 @@ PIPELINE = (
     Mutant(
         "load: stages overwritten before they are released",
         "roles/load.h",
-        "            wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());\n",
+        "wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());",
         "",
-        2,
     ),
     Mutant("loadB: scales not expected", "roles/load.h", "count * part_bytes + scale_bytes", "count * part_bytes"),
     Mutant(
         "loadB: scales of the next tile overwrite this one's",
         "layout/smem.h",
-        "return 1 + ceil_div(stages",
-        "return ceil_div(stages",
+        "return 1 + ceil_div(ahead",
+        "return ceil_div(ahead",
     ),
     Mutant("loadA: scales not expected", "roles/load.h", "rows * kBlockK + scale_bytes", "rows * kBlockK"),
     Mutant(

@@ -45,11 +45,14 @@ TILES = (
     Mutant(
         "math: row meta data of the first row for both",
         "epi/accumulator.h",
-        "hw::load(block + tile.row(r))",
-        "hw::load(block + tile.row(0))",
+        "hw::lane_idx() / 4 + 8 * r",
+        "hw::lane_idx() / 4",
     ),
     Mutant(
-        "math: one row too many is valid", "epi/accumulator.h", "tile.row(r) < task.rows", "tile.row(r) <= task.rows"
+        "math: one row too many is valid",
+        "epi/accumulator.h",
+        "return row(r) < task.rows",
+        "return row(r) <= task.rows",
     ),
     # How the warpgroups share a tile
     Mutant(
@@ -247,8 +250,8 @@ TILES = (
     Mutant(
         "scatter: to the wrong slot",
         "epi/scatter.h",
-        "rows.meta[r].slot_row * u64(kConfig.hidden)",
-        "(rows.meta[r].slot_row ^ 1) * u64(kConfig.hidden)",
+        "slot_row * u64(kConfig.hidden)",
+        "(slot_row ^ 1) * u64(kConfig.hidden)",
     ),
     Mutant(
         "scatter: rows of a pair swapped",

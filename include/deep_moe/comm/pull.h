@@ -109,6 +109,15 @@ struct Pull {
         hw::fence_proxy_async();  // peers staged their rows with ordinary stores; bulk copies read them
         const u32 stride = hw::grid_dim() * kConfig.pull_warps();
         RowCursor<kConfig> cursor(ctx);
+        if constexpr (kBuffers == 1) {  // fewer registers
+            u32 number = 0;
+            for (u32 i = hw::block_idx() * kConfig.pull_warps() + warp; cursor.seek(i); i += stride, ++number) {
+                const Request row = request(ctx, cursor.locate(), warp, number);
+                if (!deliver(ctx, row, warp, number)) return drain(ctx, warp, number, number + 1);
+                ctx.trace.lap(TraceKind::Pull, row.row.block);
+            }
+            return true;
+        }
         Request row{}, next{};             // the oldest under way, and the one behind it
         u32 requested = 0, delivered = 0;  // row n uses buffer n % kBuffers, whose barrier is then in phase n / kBuffers
         for (u32 i = hw::block_idx() * kConfig.pull_warps() + warp;; i += stride) {

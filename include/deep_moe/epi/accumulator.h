@@ -41,6 +41,8 @@ struct ThreadTile {
           quad_lane(hw::lane_idx() % 4) {}
 
     DM_DEVICE u32 row(u32 r) const { return first_row + 8 * r; }
+    DM_DEVICE u32 warp_row() const { return first_row - hw::lane_idx() / 4; }  // the first of its warp
+    DM_DEVICE bool valid(const TileTask& task, u32 r) const { return row(r) < task.rows; }
     // Rows of A and B where this warpgroup's operands start.
     DM_DEVICE u32 a_row() const { return kByColumns ? 0 : warpgroup * kWarpgroupRows; }
     DM_DEVICE u32 b_row() const { return kByColumns ? warpgroup * kPieces * kPieceN : 0; }
@@ -48,27 +50,29 @@ struct ThreadTile {
     DM_DEVICE u32 piece_column(u32 p) const { return b_row() + p * kPieceN; }
 };
 
-// Meta data of a thread's two rows, loaded when the tile's first stage has come (its rows are there then) and used
-// after the last: the latency is hidden behind the multiplication.
-struct TileRows {
-    RowMeta meta[2];
-    bool valid[2];
-
+// Meta data of the warp's 16 rows, one in each of the first 16 lanes: registers are short. Loaded when the tile's first
+// stage has come (its rows are there then) and used after the last: the latency is hidden behind the multiplication.
+class TileRows {
+public:
     template <MegaMoeConfig kConfig, typename Tile>
     DM_DEVICE TileRows(const Context<kConfig>& ctx, const TileTask& task, const Tile& tile) {
-        const RowMeta* block = ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m;
-        const bool direct = DirectRows<kConfig>::applies_to_warp(ctx);
-        DM_UNROLL
-        for (u32 r = 0; r < 2; ++r) {
-            valid[r] = tile.row(r) < task.rows;
-            if (!valid[r])
-                meta[r] = RowMeta{};
-            else if (direct)
-                meta[r] = DirectRows<kConfig>::meta_of(ctx, task.block, tile.row(r));
-            else
-                meta[r] = hw::load(block + tile.row(r));
-        }
+        const u32 row = tile.warp_row() + hw::lane_idx();
+        if (hw::lane_idx() >= 16 || row >= task.rows) return;
+        if (DirectRows<kConfig>::applies_to_warp(ctx))
+            held_ = DirectRows<kConfig>::meta_of(ctx, task.block, row);
+        else
+            held_ = hw::load(ctx.template own<BufferField::RowMeta>() + task.ring_slot * kConfig.block_m + row);
     }
+
+    // Of a thread's two rows. Collective over the warp; zero if the row is not valid.
+    DM_DEVICE float weight(u32 r) const { return hw::shfl(held_.weight, lane_of(r)); }
+    DM_DEVICE u32 source_rank(u32 r) const { return hw::shfl(held_.source_rank, lane_of(r)); }
+    DM_DEVICE u32 slot_row(u32 r) const { return hw::shfl(held_.slot_row, lane_of(r)); }
+
+private:
+    static DM_DEVICE u32 lane_of(u32 r) { return hw::lane_idx() / 4 + 8 * r; }
+
+    RowMeta held_{};
 };
 
 }  // namespace deep_moe

@@ -42,6 +42,7 @@ struct TileBiases {
     // A thread's 8 adjacent channels in each group of 32, four at a time.
     static DM_DEVICE void add_to_l2(const Context<kConfig>& ctx, const TileTask& task, const ThreadTile<kSplit>& tile,
                                     const TileRows& rows, Accumulator<kSplit>& acc) {
+        const float weight[2] = {rows.weight(0), rows.weight(1)};
         DM_UNROLL
         for (u32 p = 0; p < kPieces; ++p)
             DM_UNROLL
@@ -52,7 +53,7 @@ struct TileBiases {
                 for (u32 i = 0; i < 8; ++i) {
                     const u32 chunk = i / 4, row = i / 2 % 2;
                     float& sum = acc.sum[p][j * 8 + i];
-                    sum = hw::fma(rows.meta[row].weight, bias.v[chunk * 2 + i % 2], sum);
+                    sum = hw::fma(weight[row], bias.v[chunk * 2 + i % 2], sum);
                 }
             }
     }

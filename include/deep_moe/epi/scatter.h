@@ -19,10 +19,10 @@ struct Scatter {
         const bool writes = !ctx.warp_aborted();
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
+            const u32 source_rank = rows.source_rank(r), slot_row = rows.slot_row(r);
             u16* row = nullptr;
-            if (writes && rows.valid[r])
-                row = ctx.template peer<BufferField::CombineSlots>(rows.meta[r].source_rank) +
-                      rows.meta[r].slot_row * u64(kConfig.hidden);
+            if (writes && tile.valid(task, r))
+                row = ctx.template peer<BufferField::CombineSlots>(source_rank) + slot_row * u64(kConfig.hidden);
             u16* partner = reinterpret_cast<u16*>(hw::shfl_xor(reinterpret_cast<u64>(row), kPartner));
             store_rows(task, tile, acc, r, is_second() ? partner : row, is_second() ? row : partner);
         }

@@ -28,8 +28,8 @@ struct SwigluQuantise {
         if constexpr (ThreadTile<kSplit>::kByColumns) exchange(ctx, tile, amax, barrier);
         DM_UNROLL
         for (u32 r = 0; r < 2; ++r) {
-            const GroupScale scale = weighted_group_scale(amax[r], rows.meta[r].weight);
-            store_row(ctx, task, tile, acc, r, scale, writes && rows.valid[r]);
+            const GroupScale scale = weighted_group_scale(amax[r], rows.weight(r));
+            store_row(ctx, task, tile, acc, r, scale, writes && tile.valid(task, r));
         }
     }
 

@@ -142,7 +142,8 @@ struct Context {
     // One thread, before sync_block(): this part reads no memory that earlier kernels use.
     DM_DEVICE void init_barriers() const {
         for (u32 i = 0; i < kStages; ++i) {
-            hw::mbarrier_init(barrier(barriers().full(i)), 2);  // LoadA and LoadB
+            // LoadA, and LoadB or the decode warps
+            hw::mbarrier_init(barrier(barriers().full(i)), kConfig.has_decode_warps() ? 1 + kWarpsTogether : 2);
             hw::mbarrier_init(barrier(barriers().empty(i)), kConfig.math_warps());
         }
         for (u32 i = 0; i < kTaskDepth; ++i) {
@@ -158,6 +159,11 @@ struct Context {
                 hw::mbarrier_init(barrier(barriers().slot_given(i)), 1);
                 hw::mbarrier_init(barrier(barriers().stored(i)), kConfig.math_warps());
             }
+        if constexpr (kConfig.has_decode_warps())
+            for (u32 i = 0; i < kPackedStages; ++i) {
+                hw::mbarrier_init(barrier(barriers().packed_full(i)), 1);
+                hw::mbarrier_init(barrier(barriers().packed_empty(i)), kWarpsTogether);
+            }
         hw::fence_mbarrier_init();
     }
     // One thread, before sync_block().
@@ -169,6 +175,7 @@ struct Context {
         hw::store_shared(state, u32(hw::load_relaxed<hw::Scope::Sys>(&header->abort) != 0));
         hw::store_shared(state + 1, hw::load(&header->epoch) + 1);
         hw::store_shared(state + 2, min_of(u32(max_of(staged, 0)), kConfig.max_tokens_per_rank));
+        hw::store_shared(state + 5, ~0u);
     }
 };
 

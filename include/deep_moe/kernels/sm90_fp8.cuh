@@ -3,7 +3,8 @@
 //   warp 0      LoadA     rows of a tile (TMA)
 //   warp 1      LoadB     schedule, weights of a tile (bulk copies)
 //   warps 2-3   Dispatch  routing counts, lists, pulling rows from all ranks; early weights, statistics
-//   warps 4-    Math      two warpgroups, with MXFP4 weights four: wgmma, SwiGLU + requantise, scatter, combine
+//   warps 4-    Math      two warpgroups, or four that decode MXFP4 weights: wgmma, SwiGLU + requantise, scatter, combine
+//   warps 12-15 Decode    in kernels where MXFP4 weights are decoded to shared memory
 //
 // One launch: route -> (flags) -> pull -> L1 tiles -> L2 tiles -> scatter -> (flags) -> combine. See comm/ for what
 // crosses ranks and what is left out with few tokens (lone_rank.h, direct_rows.h), sched/task_order.h for the order of
@@ -11,6 +12,7 @@
 #pragma once
 
 #include "deep_moe/kernels/entry.h"
+#include "deep_moe/roles/decode.h"
 #include "deep_moe/roles/dispatch.h"
 #include "deep_moe/roles/load.h"
 #include "deep_moe/roles/math.h"
@@ -19,6 +21,7 @@ namespace deep_moe {
 
 template <MegaMoeConfig kConfig>
 DM_DEVICE void sm90_fp8_mega_moe(const MegaMoeParams& params, const MegaMoeTensorMaps& maps) {
+    constexpr u32 kFirstDecodeWarp = 4 + kConfig.math_warps();
     const Context<kConfig> ctx(params, maps);
     const u32 warp = hw::warp_idx();
     if (hw::thread_idx() == 0) ctx.init_barriers();
@@ -38,9 +41,12 @@ DM_DEVICE void sm90_fp8_mega_moe(const MegaMoeParams& params, const MegaMoeTenso
         } else {
             DispatchRole<kConfig>::run(ctx, warp - 2);
         }
-    } else {
+    } else if (!kConfig.has_decode_warps() || warp < kFirstDecodeWarp) {
         hw::raise_max_registers<kConfig.math_registers()>();
         MathRole<kConfig>::run(ctx, warp - 4);
+    } else if constexpr (kConfig.has_decode_warps()) {
+        hw::lower_max_registers<kConfig.decode_registers()>();
+        DecodeRole<kConfig>::run(ctx, warp - kFirstDecodeWarp);
     }
     ctx.trace.finish();
 }

@@ -20,15 +20,15 @@ constexpr u32 kScaleGroup = 128;        // channels that share an activation sca
 constexpr u32 kMxfp4Group = 32;         // weights of a row that share an exponent in MXFP4
 constexpr u32 kWarpgroupRows = 64;      // that a warpgroup multiplies at a time
 constexpr u32 kSwappedBlockM = 8;       // the narrowest N of a wgmma
-constexpr u32 kDecodedBlockM = 128;     // row blocks that share decoded MXFP4 weights
+constexpr u32 kDecodedBlockM = 128;     // rows that are multiplied with MXFP4 weights as with FP8 ones, once decoded
 constexpr u32 kMaxDirectRows = 32;      // of one rank alone that are not pulled (comm/direct_rows.h),
 constexpr u32 kMaxDirectTokens = 4;     // of at most so many tokens
 constexpr u32 kChunkBlocks = 2;         // K blocks of a chunk of decoded weights (sched/decode_plan.h),
-constexpr u32 kMinDecodedSlots = 32;    // of which a decoder needs so many slots
+constexpr u32 kMinDecodedSlots = 16;    // of which a decoder needs so many slots
 constexpr u32 kMaxReaders = 255;        // of a chunk
 constexpr u32 kMaxOrderBlocks = 65536;  // of lag and unit: their rows fit 32 bits
 constexpr u32 kFp8MathWarpgroups = 2, kMxfp4MathWarpgroups = 4;
-constexpr u32 kNumDispatchWarps = 2;
+constexpr u32 kNumDispatchWarps = 2, kDecodeWarps = 4;
 
 struct MegaMoeConfig {
     // Geometry: equal for all ranks and for all variants of one symmetric buffer.
@@ -45,11 +45,12 @@ struct MegaMoeConfig {
     bool bias = false;  // experts add biases to the sums of both GEMMs
 
     // Variant: follows from `num_tokens_bound`, which is equal on all ranks.
-    u32 bound_class = 0;   // index into the published list of bounds; travels with the counts
-    u32 block_m = 64;      // rows of a tile: FP8 8, 64 or 128; MXFP4 8, 16, 24, 32, 64 or 128
-    u32 lag_blocks = 4;    // how many row blocks L2 starts behind L1
-    u32 unit_blocks = 4;   // consecutive row blocks of an expert that share weight tiles in L2 cache
-    u32 trace_events = 0;  // events that a warp can record (pipe/trace.h); 0: the kernel has no trace code
+    u32 bound_class = 0;        // index into the published list of bounds; travels with the counts
+    u32 block_m = 64;           // rows of a tile: FP8 8, 64 or 128; MXFP4 8, 16, 24, 32, 64 or 128
+    u32 lag_blocks = 4;         // how many row blocks L2 starts behind L1
+    u32 unit_blocks = 4;        // consecutive row blocks of an expert that share weight tiles in L2 cache
+    bool decode_ahead = false;  // of 128 rows: which CTAs decode MXFP4 weights (decodes_ahead)
+    u32 trace_events = 0;       // events that a warp can record (pipe/trace.h); 0: the kernel has no trace code
 
     constexpr bool operator==(const MegaMoeConfig&) const = default;
 
@@ -60,12 +61,13 @@ struct MegaMoeConfig {
     constexpr u32 l1_weight_tiles() const { return ceil_div(2 * intermediate, kBlockN); }
     constexpr u32 l2_weight_tiles() const { return ceil_div(hidden, kBlockN); }
     constexpr bool has_mxfp4_weights() const { return mma_type == MmaType::Fp8xMxfp4; }
-    // Whether MXFP4 weights are decoded once for many row blocks, by CTAs of their own (sched/decode_plan.h).
-    constexpr bool decodes_ahead() const { return has_mxfp4_weights() && block_m == kDecodedBlockM; }
-    // Whether every tile decodes its weights.
-    constexpr bool decodes_in_place() const { return has_mxfp4_weights() && !decodes_ahead(); }
+    // MXFP4 weights become e4m3 in registers of the math warps; or where FP8 weights would lie in shared memory, by decode
+    // warps (roles/decode.h); or once for many row blocks, by CTAs of their own (sched/decode_plan.h).
+    constexpr bool decodes_in_registers() const { return has_mxfp4_weights() && block_m != kDecodedBlockM; }
+    constexpr bool has_decode_warps() const { return has_mxfp4_weights() && !decodes_in_registers() && !decode_ahead; }
+    constexpr bool decodes_ahead() const { return has_mxfp4_weights() && !decodes_in_registers() && decode_ahead; }
     // The weights are M of the wgmma and the rows its N: few rows then cost little, and the weights can come from registers.
-    constexpr bool swaps_operands() const { return has_few_rows() || decodes_in_place(); }
+    constexpr bool swaps_operands() const { return has_few_rows() || decodes_in_registers(); }
     constexpr bool has_few_rows() const { return block_m == kSwappedBlockM; }
     // Weight rows of an L2 tile. Where only the weights count, all SMs should have the same share of them: tiles are a
     // quarter as large, of one warpgroup, and a stage holds four K blocks of one. MXFP4 weights are decoded by all
@@ -106,14 +108,19 @@ struct MegaMoeConfig {
     constexpr u32 loaded_rows(u32 rows) const { return rows > block_m / 2 ? block_m : align_up(rows, box_rows()); }
 
     // Decoding takes more warps: instructions of one behind the wgmmas of the others.
-    constexpr u32 math_warpgroups() const { return decodes_in_place() ? kMxfp4MathWarpgroups : kFp8MathWarpgroups; }
+    constexpr u32 math_warpgroups() const { return decodes_in_registers() ? kMxfp4MathWarpgroups : kFp8MathWarpgroups; }
     // That a launch needs.
     constexpr u32 min_ctas() const { return decodes_ahead() ? 2 : 1; }
     constexpr u32 math_warps() const { return math_warpgroups() * 4; }
-    constexpr u32 num_threads() const { return kWarpgroupSize * (1 + math_warpgroups()); }
-    // They share what the launch allocates: 168 for each of 384 threads, or 96 of 640.
-    constexpr u32 math_registers() const { return decodes_in_place() ? 104 : block_m <= 64 ? 184 : 224; }
-    constexpr u32 aux_registers() const { return decodes_in_place() ? 64 : block_m <= 64 ? 136 : 56; }
+    constexpr u32 num_threads() const { return kWarpgroupSize * (1 + math_warpgroups() + has_decode_warps()); }
+    // They share what the launch allocates: 168 for each of 384 threads, 128 of 512, or 96 of 640.
+    constexpr u32 math_registers() const {
+        return decodes_in_registers() ? 104 : has_decode_warps() ? 208 : block_m <= 64 ? 184 : 224;
+    }
+    constexpr u32 aux_registers() const {
+        return decodes_in_registers() ? 64 : has_decode_warps() ? 48 : block_m <= 64 ? 136 : 56;
+    }
+    constexpr u32 decode_registers() const { return 48; }
 };
 
 // The first rule that a configuration breaks, or nullptr. Python turns it into a ValueError.
@@ -133,12 +140,13 @@ constexpr const char* config_error(const MegaMoeConfig& c) {
         if (c.block_m != 64 && c.block_m != kDecodedBlockM && (c.block_m % 8 != 0 || c.block_m < 8 || c.block_m > 32))
             return "block_m must be 8, 16, 24, 32, 64 or 128 with MXFP4 weights";
         if (c.decodes_ahead() && c.decoded_slots < kMinDecodedSlots)
-            return "decoded_slots must be at least 32 for MXFP4 blocks of 128 rows";
+            return "decoded_slots must be at least 16 to decode MXFP4 weights ahead";
     } else if (c.block_m != 8 && c.block_m != 64 && c.block_m != 128) {
         return "block_m must be 8, 64 or 128";
     }
+    if (c.decode_ahead && !c.decodes_ahead()) return "decode_ahead is for MXFP4 blocks of 128 rows";
     if (c.decodes_ahead() && c.unit_blocks > kMaxReaders)
-        return "unit_blocks must be at most 255 for MXFP4 blocks of 128 rows";
+        return "unit_blocks must be at most 255 to decode MXFP4 weights ahead";
     if (c.ring_rows == 0 || c.ring_rows % 128 != 0) return "ring_rows must be a positive multiple of 128";
     if (c.lag_blocks < 1 || c.unit_blocks < 1 || c.lag_blocks > kMaxOrderBlocks || c.unit_blocks > kMaxOrderBlocks)
         return "lag_blocks and unit_blocks must be in 1..65536";

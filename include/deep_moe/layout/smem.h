@@ -11,12 +11,15 @@ constexpr u32 kMaxSmemBytes = 232448;  // 227 KiB: the most a block may use on S
 constexpr u32 kTaskDepth = 4;          // tile entries in flight between the scheduler and its readers
 constexpr u32 kMaxRowBuffers = 2;      // rows in flight per pulling warp
 constexpr u32 kMaxStages = 12;
+constexpr u32 kPackedStages = 3;      // K blocks of packed weights, for decode warps (roles/decode.h),
+constexpr u32 kWarpsTogether = 2;     // of which so many decode one
 constexpr u32 kSlotsGiven = 3;        // of decoded weights, ahead of the chunks that have been announced
 constexpr u32 kMaxLoneEntries = 256;  // that one rank alone routes in every CTA
 
 enum class SmemField : u32 {
     A,          // [stages][K blocks][BM][128] activations, 128-byte swizzle
     B,          // [stages][bytes of a weight block] weights as in layout/weights.h
+    Packed,     // [kPackedStages][bytes of a weight block] what decode warps decode, as in layout/weights.h
     SfA,        // f32 [stages][K blocks][BM]
     SfB,        // f32 [tiles][K blocks][2]: the weight scale records of the tiles under way
     RowBuffer,  // [pulling warps][row buffers][H]: rows on their way from a peer to the pool; where they are not pulled,
@@ -29,7 +32,7 @@ enum class SmemField : u32 {
     Tasks,          // TileTask [kTaskDepth], and where weights are decoded ahead u32 [kTaskDepth]
     Amax,  // f32 [2][warpgroups][64], with swapped operands [2][warps][BM]: exchange between those that share a scale group
     Barriers,  // u64 [kNumBarriers]
-    State,     // u32 [5]: aborted flag, launch epoch, staged tokens, touched experts, row blocks
+    State,     // u32 [6]: aborted flag, launch epoch, staged tokens, touched experts, row blocks, K blocks of all tiles
     kCount
 };
 
@@ -49,13 +52,17 @@ struct BarrierLayout {
     // Of CTAs that decode (roles/decode.h): a chunk has its slot, and it has been stored.
     constexpr u32 slot_given(u32 i) const { return math() + 1 + i; }
     constexpr u32 stored(u32 i) const { return math() + 1 + kSlotsGiven + i; }
-    constexpr u32 count() const { return stored(kSlotsGiven); }
+    // Of kernels with decode warps.
+    constexpr u32 packed_full(u32 i) const { return stored(kSlotsGiven) + i; }
+    constexpr u32 packed_empty(u32 i) const { return packed_full(kPackedStages) + i; }
+    constexpr u32 count() const { return packed_empty(kPackedStages); }
 };
 
 // Tiles whose weight scales are in shared memory at a time. The scales of a tile overwrite those of the tile so many
 // before, when the loader has been given its first stage: by then that tile must have been multiplied.
 constexpr u32 num_scale_tiles(const MegaMoeConfig& c, u32 stages) {
-    return 1 + ceil_div(stages - 1, min_of(c.l1_k_blocks(), ceil_div(c.l2_k_blocks(), c.l2_stage_k_blocks())));
+    const u32 ahead = stages + (c.has_decode_warps() ? kPackedStages : 0);
+    return 1 + ceil_div(ahead - 1, min_of(c.l1_k_blocks(), ceil_div(c.l2_k_blocks(), c.l2_stage_k_blocks())));
 }
 // Floats of one of them.
 constexpr u32 scale_tile_floats(const MegaMoeConfig& c) {
@@ -66,6 +73,11 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 
     switch (field) {
         case SmemField::A: return {"smem_a", Dtype::E4m3, {stages, c.l2_stage_k_blocks() * c.block_m, kBlockK}, 1024};
         case SmemField::B: return {"smem_b", Dtype::U8, {stages, stage_weight_bytes(c), 1}, 1024};
+        case SmemField::Packed:
+            return {"smem_packed",
+                    Dtype::U8,
+                    {c.has_decode_warps() ? kPackedStages : 0, weight_block_bytes(c.mma_type), 1},
+                    1024};
         case SmemField::SfA: return {"smem_sf_a", Dtype::F32, {stages, c.l2_stage_k_blocks() * c.block_m, 1}, 128};
         case SmemField::SfB:
             return {"smem_sf_b", Dtype::F32, {num_scale_tiles(c, stages), scale_tile_floats(c), 1}, 128};
@@ -87,7 +99,7 @@ constexpr FieldSpec smem_field_spec_for(const MegaMoeConfig& c, u32 stages, u32 
                     {2, c.swaps_operands() ? c.math_warps() : c.math_warpgroups(), c.swaps_operands() ? c.block_m : 64},
                     16};
         case SmemField::Barriers: return {"smem_barriers", Dtype::U64, {BarrierLayout{stages}.count(), 1, 1}, 16};
-        case SmemField::State: return {"smem_state", Dtype::U32, {5, 1, 1}, 16};
+        case SmemField::State: return {"smem_state", Dtype::U32, {6, 1, 1}, 16};
         default: return {"", Dtype::U8, {0, 1, 1}, 1};
     }
 }
@@ -104,7 +116,7 @@ constexpr u32 stages_beside(const MegaMoeConfig& c, u32 row_buffers) {
 
 // Adjacent stages of a tile that MXFP4's math warps take at a time: two, where no tile has an odd number of them.
 constexpr u32 stages_together(const MegaMoeConfig& c) {
-    return c.decodes_in_place() && c.l1_k_blocks() % 2 == 0 && c.l2_k_blocks() % 2 == 0 ? 2 : 1;
+    return c.decodes_in_registers() && c.l1_k_blocks() % 2 == 0 && c.l2_k_blocks() % 2 == 0 ? 2 : 1;
 }
 
 // As many stages as fit. A second row buffer may not cost one: five stages instead of four are 1 to 2 % at few tokens.
@@ -112,6 +124,7 @@ constexpr u32 num_stages(const MegaMoeConfig& c) {
     return stages_beside(c, 1) / stages_together(c) * stages_together(c);
 }
 constexpr u32 row_buffers(const MegaMoeConfig& c) {
+    if (c.has_decode_warps()) return 1;
     return stages_beside(c, kMaxRowBuffers) >= num_stages(c) ? kMaxRowBuffers : 1;
 }
 

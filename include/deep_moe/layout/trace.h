@@ -33,7 +33,7 @@ enum class TraceKind : u32 {
     WaitFirstStage,  // tile
     Multiply,        // tile, from its first stage on; stalled: for the others
     Epilogue,        // tile; stalled: for the other warpgroups
-    Decode,          // pair of weight tiles `argument`; stalled: for free slots
+    Decode,          // weight tile `argument`; stalled: for free slots. Of decode warps: all their work
     WaitDone,        // for all ranks' last tiles
     Combine,
     kCount
@@ -65,7 +65,7 @@ struct alignas(16) TraceHeader {
     u32 bound_class;             // the variant
 };
 
-// Both loaders, the dispatch warps, and the first warp of each math warpgroup that some variant has.
+// Both loaders, the dispatch warps, and the first warp of each math (or decode) warpgroup that some variant has.
 constexpr u32 trace_warps(const MegaMoeConfig& c) {
     return 2 + kNumDispatchWarps + (c.has_mxfp4_weights() ? kMxfp4MathWarpgroups : kFp8MathWarpgroups);
 }

@@ -71,4 +71,17 @@ DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, u32 (&a)[4][4]) {
     decode_mxfp4(codes, hw::all_lanes(mxfp4_all_normal(codes.exponents)), a);
 }
 
+// The fragments of 16 rows of a K block, to where FP8 weights would lie (layout/weights.h); `rows` is where the first row
+// begins, decoded_byte_of(lane) further. Free of bank conflicts.
+DM_HOST_DEVICE constexpr u32 decoded_byte_of(u32 lane) { return lane / 4 * kBlockK + lane % 4 * 4; }
+DM_DEVICE void store_decoded(u8* rows, u32 lane, const u32 (&a)[4][4]) {
+    DM_UNROLL
+    for (u32 i = 0; i < 4; ++i)
+        DM_UNROLL
+        for (u32 r = 0; r < 4; ++r) {
+            const u32 column = (i * 32 + r / 2 * 16) ^ lane / 4 * 16;
+            hw::store_shared(reinterpret_cast<u32*>(rows + r % 2 * 8 * kBlockK + column), a[i][r]);
+        }
+}
+
 }  // namespace deep_moe

@@ -13,14 +13,14 @@ class DecodedWeights {
 public:
     DM_DEVICE explicit DecodedWeights(const DecodePlan& plan) : plan_(plan) {}
 
-    DM_DEVICE void begin(const WeightTile& tile) { pair_ = tile.pair, first_slot_ = plan_.first_slot(tile); }
+    DM_DEVICE void begin(u32 weight_number) { number_ = weight_number, first_slot_ = plan_.first_slot(weight_number); }
 
     // Before a K block of the tile is loaded: it has been decoded, if the launch has not been abandoned.
     DM_DEVICE void wait(const Context<kConfig>& ctx, const TileTask& task, u32 kb) const {
         if (kb % (kReadTogether * kChunkBlocks) != 0) return;
         const u32 last = min_of(kb / kChunkBlocks + kReadTogether, chunks_of(ctx.k_blocks(task.kind))) - 1;
         const u32 slot = slot_of(last);
-        const u64 wanted = chunk_word(kConfig, ctx.epoch(), pair_, last, 0);
+        const u64 wanted = chunk_word(kConfig, ctx.epoch(), number_, last, 0);
         const u64* word = ctx.template own<BufferField::DecodedChunks>() + slot;
         if (!holds_chunk(hw::load_acquire<hw::Scope::Gpu>(word), wanted)) {
             ctx.trace.lap(TraceKind::Load, task);
@@ -41,7 +41,7 @@ private:
     DM_DEVICE u32 slot_of(u32 chunk) const { return first_slot_ + chunk % plan_.depth; }
 
     const DecodePlan plan_;
-    u32 pair_ = 0, first_slot_ = 0;
+    u32 number_ = 0, first_slot_ = 0;
 };
 
 // LoadA: chunks that have been loaded and not yet told of, of this tile and the one before it.

@@ -1,6 +1,11 @@
-// A CTA that decodes weights for the others (sched/decode_plan.h). All walk the same chunks: LoadB's thread loads packed
-// ones, to where weights would be; the math warps decode them, each 32 rows of every K block, to where rows would be, and
-// from there by bulk copies to the ring; LoadA's thread gives them slots and announces what they have stored.
+// The decode warps: they bring MXFP4 weights from where LoadB puts them, packed, to where FP8 weights would lie in a
+// stage, in LoadB's place. They go through K blocks as the loaders do, tile after tile: two warps decode one, 128 rows
+// each, while the other two decode the next.
+//
+// NOTES: there is one of them on a scheduler, beside two math warps, and they are what such a kernel waits for. What stands
+// before and behind the decoding is paid once for 128 rows (64 rows: 3 % slower). More registers, or the same work on six
+// warps, change nothing; half of the instructions would make the kernel 8 % faster, and then it is shared memory that limits
+// it (bench/NOTES.md).
 #pragma once
 
 #include "deep_moe/mma/mxfp4.h"
@@ -9,204 +14,99 @@
 
 namespace deep_moe {
 
-// The chunks of this CTA, in its order.
-template <MegaMoeConfig kConfig>
-class DecodeStream {
-public:
-    DM_DEVICE explicit DecodeStream(const Context<kConfig>& ctx)
-        : ctx_(ctx),
-          plan_(ctx.decode_plan()),
-          order_(kConfig, TouchedExperts<kConfig>{ctx}, plan_.unit_blocks, plan_.pair_tiles),
-          number_(hw::block_idx() - plan_.workers),
-          pair_(order_.pair(number_)) {}
-
-    DM_DEVICE bool ended() const { return pair_.kind == TaskKind::End; }
-    DM_DEVICE void advance() {
-        if (++half_ < pair_.n_tiles) return;
-        half_ = 0;
-        if (++chunk_ < chunks_of(k_blocks())) return;
-        chunk_ = 0;
-        number_ += plan_.decoders;
-        pair_ = order_.pair(number_);
-    }
-
-    DM_DEVICE u32 pair() const { return number_; }
-    DM_DEVICE bool is_first_of_pair() const { return chunk_ == 0 && half_ == 0; }
-    DM_DEVICE u32 slot() const { return plan_.first_slot({number_, half_}) + chunk_ % plan_.depth; }
-    DM_DEVICE u64 word() const { return chunk_word(kConfig, ctx_.epoch(), number_, chunk_, pair_.readers); }
-    // K blocks of the chunk.
-    DM_DEVICE u32 blocks() const { return ended() ? 0 : min_of(kChunkBlocks, k_blocks() - chunk_ * kChunkBlocks); }
-    // Their codes and exponents.
-    DM_DEVICE const u8* packed() const {
-        const u64 tile = u64(pair_.expert) * ctx_.weight_tiles(pair_.kind) + pair_.first_n_tile + half_;
-        return (pair_.kind == TaskKind::L1 ? ctx_.params.l1_weights : ctx_.params.l2_weights) +
-               (tile * k_blocks() + chunk_ * kChunkBlocks) * weight_block_bytes(kConfig.mma_type);
-    }
-
-private:
-    DM_DEVICE u32 k_blocks() const { return ctx_.k_blocks(pair_.kind); }
-
-    const Context<kConfig>& ctx_;
-    const DecodePlan plan_;
-    TaskOrder<TouchedExperts<kConfig>> order_;
-    u32 number_;
-    WeightPair pair_;
-    u32 half_ = 0, chunk_ = 0;
-};
-
 template <MegaMoeConfig kConfig>
 struct DecodeRole {
-    // LoadB.
-    static DM_DEVICE void load(const Context<kConfig>& ctx) {
-        Packed stage;
-        for (DecodeStream<kConfig> chunk(ctx); !chunk.ended(); chunk.advance(), stage.advance()) {
+    using Packed = RingPosition<kPackedStages>;
+
+    static DM_DEVICE void run(const Context<kConfig>& ctx, u32 decode_warp) {
+        Packed packed;
+        Stage stage;
+        u32 kb = 0;
+        const auto advance = [&] { ++kb, packed.advance(), stage.advance(); };
+        if (decode_warp >= kWarpsTogether) advance();
+        for (;; advance(), advance()) {
+            wait_barrier(ctx, ctx.barriers().packed_full(packed.slot), packed.full_parity());
+            if (kb >= hw::load_shared(end_of_blocks(ctx))) break;
+            const u32 lane = hw::lane_idx();
+            const u32 first_piece = decode_warp % kWarpsTogether * kPieces;
+            const u8* pieces = ctx.template shared<SmemField::Packed, u8>() + packed.slot * kPackedBytes +
+                               first_piece * kMxfp4PieceBytes;
+            u8* rows = ctx.template shared<SmemField::B, u8>() + stage.slot * kWeightBlockBytes +
+                       first_piece * kWarpgroupRows * kBlockK +
+                       decoded_byte_of(hw::keep(lane));  // not kept: registers are short
+            const bool normal = all_normal(pieces, lane);
             wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
-            u64* full = ctx.barrier(ctx.barriers().full(stage.slot));
-            hw::mbarrier_arrive_expect_tx(full, chunk.blocks() * kPackedBytes);
-            hw::bulk_load(packed(ctx, stage), chunk.packed(), chunk.blocks() * kPackedBytes, full);
-            hw::mbarrier_arrive(full);  // in place of LoadA
+            if (hw::all_lanes(normal))
+                decode<true>(pieces, rows, lane);
+            else
+                decode<false>(pieces, rows, lane);
+            hw::fence_proxy_async_shared();
+            hw::sync_warp();
+            if (hw::lane_idx() == 0) {
+                hw::mbarrier_arrive(ctx.barrier(ctx.barriers().full(stage.slot)));
+                hw::mbarrier_arrive(ctx.barrier(ctx.barriers().packed_empty(packed.slot)));
+            }
         }
+        ctx.trace.lap(TraceKind::Decode);
     }
 
-    // LoadA. Slots are given ahead, but a slot that is not free is not waited for while there is a chunk to be announced:
-    // the slot's readers may wait for that one.
-    static DM_DEVICE void announce(const Context<kConfig>& ctx) {
-        Given given, stored;
-        u64* words = ctx.template own<BufferField::DecodedChunks>();
-        u64 *slots[kSlotsGiven] = {}, contents[kSlotsGiven];  // given and not announced
-        u32 held = 0;
-        for (DecodeStream<kConfig> chunk(ctx); held > 0 || !chunk.ended();) {
-            u64* word = words + chunk.slot();
-            bool gives = !chunk.ended() && held < kSlotsGiven;
-        DM_UNROLL
-            for (u32 i = 0; i < kSlotsGiven; ++i) gives = gives && word != slots[i];
-            const auto is_free = [](u64 seen) { return readers_left(seen) == 0; };
-            gives = gives && is_free(hw::load_acquire<hw::Scope::Gpu>(word));
-            if (!gives && held > 0) {
-                wait_barrier(ctx, ctx.barriers().stored(stored.slot), stored.full_parity());
-                if (!ctx.aborted()) hw::store_release_gpu(slots[0], contents[0]);
-                stored.advance(), --held;
-                DM_UNROLL
-                for (u32 i = 1; i < kSlotsGiven; ++i) slots[i - 1] = slots[i], contents[i - 1] = contents[i];
-                slots[kSlotsGiven - 1] = nullptr;
-                continue;
-            }
-            if (!gives && !wait_word<hw::Scope::Gpu>(ctx, WaitSite::DecodedSlot, chunk.slot(), word, is_free))
-                ctx.set_aborted();
-            hw::mbarrier_arrive(ctx.barrier(ctx.barriers().slot_given(given.slot)));
-            DM_UNROLL
-            for (u32 i = 0; i < kSlotsGiven; ++i)
-                if (i == held) slots[i] = word, contents[i] = chunk.word();
-            chunk.advance(), given.advance(), ++held;
+    // LoadB, behind the last of so many K blocks: every warp waits for one that does not come.
+    static DM_DEVICE void end(const Context<kConfig>& ctx, Packed next, u32 k_blocks) {
+        hw::store_shared(end_of_blocks(ctx), k_blocks);
+        for (u32 i = 0; i < kAtATime; ++i, next.advance()) {
+            wait_barrier(ctx, ctx.barriers().packed_empty(next.slot), next.empty_parity());
+            hw::mbarrier_arrive(ctx.barrier(ctx.barriers().packed_full(next.slot)));
         }
-    }
-
-    // All math warps.
-    static DM_DEVICE void run(const Context<kConfig>& ctx, u32 math_warp) {
-        Packed stage;
-        Given given, before;
-        u32 copies = 0;
-        bool unfinished = false;  // the chunk before
-        for (DecodeStream<kConfig> chunk(ctx); !chunk.ended(); stage.advance(), given.advance()) {
-            const bool writes = !ctx.warp_aborted();
-            const u64 part = math_warp * kPartBytes;
-            u8* slot = ctx.template own<BufferField::DecodedWeights>() + u64(chunk.slot()) * kChunkBytes + part;
-            wait_barrier(ctx, ctx.barriers().full(stage.slot), stage.full_parity());
-            DM_UNROLL
-            for (u32 b = 0; b < kChunkBlocks; ++b, ++copies) {
-                u8* rows = decoded(ctx, copies % kBuffers) + part;
-                if (hw::elect_one()) hw::bulk_wait<kBuffers - 1>();
-                hw::sync_warp();
-                if (b < chunk.blocks()) decode(packed(ctx, stage) + b * kPackedBytes, math_warp, rows);
-                hw::fence_proxy_async_shared();
-                if (b == 0) {
-                    // What the slot waits for may be the chunk before.
-                    const u32 slot_given = ctx.barriers().slot_given(given.slot);
-                    const bool is_given =
-                        hw::all_lanes(hw::mbarrier_test_wait(ctx.barrier(slot_given), given.full_parity()));
-                    if (!is_given && unfinished) finish<0>(ctx, before), unfinished = false;
-                    wait_barrier(ctx, slot_given, given.full_parity());
-                }
-                hw::sync_warp();
-                if (hw::elect_one()) {
-                    if (b < chunk.blocks() && writes) hw::bulk_store(slot + b * kWeightBlockBytes, rows, kPartBytes);
-                    hw::bulk_commit();  // behind a tile's last block an empty group, so that groups can be counted
-                }
-            }
-            arrive(ctx, ctx.barriers().empty(stage.slot));
-            if (unfinished) finish<kChunkBlocks>(ctx, before);
-            unfinished = true;
-            const u32 pair = chunk.pair();
-            chunk.advance();
-            if (chunk.is_first_of_pair()) ctx.trace.lap(TraceKind::Decode, pair);
-        }
-        if (unfinished) finish<0>(ctx, before);
     }
 
 private:
-    static constexpr u32 kPackedBytes = weight_block_bytes(kConfig.mma_type), kPackedChunkBytes = kChunkBlocks * kPackedBytes;
-    // Packed chunks and decoded K blocks that there is room for.
-    static constexpr u32 kChunks = min_of(Context<kConfig>::kStages,
-                                          u32(smem_field_spec(kConfig, SmemField::B).bytes()) / kPackedChunkBytes);
-    static constexpr u32 kBuffers = u32(smem_field_spec(kConfig, SmemField::A).bytes()) / kWeightBlockBytes;
-    static_assert(kChunks >= 2 && kBuffers >= 1 && kSlotsGiven < kMinDepth);
-    using Packed = RingPosition<kChunks>;
-    using Given = RingPosition<kSlotsGiven>;
-    static constexpr u32 kGroups = kBlockN / 16 / kConfig.math_warps();  // of 16 rows, that a warp decodes
-    static constexpr u32 kPartBytes = kGroups * 16 * kBlockK;
+    using Stage = RingPosition<Context<kConfig>::kStages>;
+    static constexpr u32 kAtATime = kDecodeWarps / kWarpsTogether;  // K blocks
+    static_assert(kAtATime == 2);
+    static constexpr u32 kPieces = kMxfp4Pieces / kWarpsTogether, kGroups = kWarpgroupRows / 16;
+    static constexpr u32 kPackedBytes = weight_block_bytes(kConfig.mma_type);
+    static_assert(kAtATime <= kPackedStages && kAtATime <= Context<kConfig>::kStages);
 
-    static DM_DEVICE u8* packed(const Context<kConfig>& ctx, const Packed& stage) {
-        return ctx.template shared<SmemField::B, u8>() + stage.slot * kPackedChunkBytes;
-    }
-    static DM_DEVICE u8* decoded(const Context<kConfig>& ctx, u32 buffer) {
-        return ctx.template shared<SmemField::A, u8>() + buffer * kWeightBlockBytes;
+    static DM_DEVICE u32* end_of_blocks(const Context<kConfig>& ctx) {
+        return ctx.template shared<SmemField::State, u32>() + 5;
     }
 
-    static DM_DEVICE void arrive(const Context<kConfig>& ctx, u32 barrier) {
-        hw::sync_warp();
-        if (hw::lane_idx() == 0) hw::mbarrier_arrive(ctx.barrier(barrier));
+    // What a lane decodes of 16 rows of a piece.
+    static DM_DEVICE u32 load_exponents(const u8* piece, u32 group, u32 lane) {
+        return hw::load_shared(reinterpret_cast<const u32*>(piece + mxfp4_exponents_of(group, lane)));
     }
-    // The warp has stored the chunk, as of its blocks at most kPending are under way.
-    template <u32 kPending>
-    static DM_DEVICE void finish(const Context<kConfig>& ctx, Given& chunk) {
-        if (hw::elect_one()) hw::bulk_wait<kPending>();
-        arrive(ctx, ctx.barriers().stored(chunk.slot));
-        chunk.advance();
+    static DM_DEVICE Mxfp4Codes load(const u8* piece, u32 group, u32 lane) {
+        const Vec16* words = reinterpret_cast<const Vec16*>(piece + mxfp4_words_of(group, lane));
+        return {{hw::load_shared(words), hw::load_shared(words + kWarpSize)}, load_exponents(piece, group, lane)};
     }
 
-    // A K block of this warp's rows, to where FP8 weights would lie (layout/weights.h). Free of bank conflicts.
-    static DM_DEVICE void decode(const u8* packed, u32 math_warp, u8* rows) {
-        Mxfp4Codes codes[kGroups];
+    static DM_DEVICE bool all_normal(const u8* pieces, u32 lane) {
+        u32 exponents[kPieces * kGroups];  // all loads first
+        DM_UNROLL
+        for (u32 i = 0; i < kPieces * kGroups; ++i)
+            exponents[i] = load_exponents(pieces + i / kGroups * kMxfp4PieceBytes, i % kGroups, lane);
         bool normal = true;
         DM_UNROLL
-        for (u32 i = 0; i < kGroups; ++i) {
-            const u32 group = math_warp * kGroups + i, warp = group % 4, lane = hw::lane_idx();
-            const u8* piece = packed + group / 4 * kMxfp4PieceBytes;
-            const Vec16* words = reinterpret_cast<const Vec16*>(piece + mxfp4_words_of(warp, lane));
-            const u32* exponents = reinterpret_cast<const u32*>(piece + mxfp4_exponents_of(warp, lane));
-            codes[i] = {{hw::load_shared(words), hw::load_shared(words + kWarpSize)}, hw::load_shared(exponents)};
-            normal = normal && mxfp4_all_normal(codes[i].exponents);
-        }
-        // One branch for all groups, so that their instructions mix: a decoder has few warps.
-        if (hw::all_lanes(normal))
-            decode(codes, true, rows);
-        else
-            decode(codes, false, rows);
+        for (const u32 each : exponents) normal &= mxfp4_all_normal(each);
+        return normal;
     }
-    static DM_DEVICE void decode(const Mxfp4Codes (&codes)[kGroups], bool all_normal, u8* rows) {
-        const u32 g = hw::lane_idx() / 4, q = hw::lane_idx() % 4;
-        u32 a[kGroups][kBlockK / kMmaK][4];
-        DM_UNROLL
-        for (u32 i = 0; i < kGroups; ++i) decode_mxfp4(codes[i], all_normal, a[i]);
-        DM_UNROLL
-        for (u32 i = 0; i < kGroups; ++i)
+
+    // The codes of the next rows are loaded before these are stored.
+    template <bool kAllNormal>
+    static DM_DEVICE void decode(const u8* piece, u8* rows, u32 lane) {
+        Mxfp4Codes codes = load(piece, 0, lane);
+        DM_NO_UNROLL
+        for (u32 p = 0; p < kPieces; ++p, piece += kMxfp4PieceBytes, rows += kWarpgroupRows * kBlockK)
             DM_UNROLL
-            for (u32 k = 0; k < kBlockK / kMmaK; ++k)
-                DM_UNROLL
-                for (u32 r = 0; r < 4; ++r) {
-                    const u32 row = i * 16 + r % 2 * 8 + g, column = k * kMmaK + r / 2 * 16;
-                    hw::store_shared(reinterpret_cast<u32*>(rows + row * kBlockK + (column ^ g * 16) + q * 4), a[i][k][r]);
-                }
+            for (u32 i = 0; i < kGroups; ++i) {
+                u32 a[kBlockK / kMmaK][4];
+                decode_mxfp4(codes, kAllNormal, a);
+                if (i + 1 < kGroups)
+                    codes = load(piece, i + 1, lane);
+                else if (p + 1 < kPieces)
+                    codes = load(piece + kMxfp4PieceBytes, 0, lane);
+                store_decoded(rows + i * 16 * kBlockK, lane, a);
+            }
     }
 };
 

@@ -8,39 +8,73 @@
 #include "deep_moe/pipe/decoded_weights.h"
 #include "deep_moe/pipe/tasks.h"
 #include "deep_moe/roles/decode.h"
+#include "deep_moe/roles/decode_ahead.h"
 
 namespace deep_moe {
 
+// Where LoadB puts weights: into the stages, or where decode warps find them.
+template <MegaMoeConfig kConfig>
+struct WeightStages {
+    static constexpr bool kPacked = kConfig.has_decode_warps();
+    static constexpr u32 kCount = kPacked ? kPackedStages : Context<kConfig>::kStages;
+    static constexpr u32 kBytes = kPacked ? weight_block_bytes(kConfig.mma_type) : stage_weight_bytes(kConfig);
+    static constexpr SmemField kField = kPacked ? SmemField::Packed : SmemField::B;
+    using Position = RingPosition<kCount>;
+
+    static DM_DEVICE u32 full(u32 slot) {
+        return kPacked ? Context<kConfig>::barriers().packed_full(slot) : Context<kConfig>::barriers().full(slot);
+    }
+    static DM_DEVICE u32 empty(u32 slot) {
+        return kPacked ? Context<kConfig>::barriers().packed_empty(slot) : Context<kConfig>::barriers().empty(slot);
+    }
+};
+
 template <MegaMoeConfig kConfig>
 struct LoadBRole {
+    using Weights = WeightStages<kConfig>;
+
     static DM_DEVICE void run(const Context<kConfig>& ctx) {
         TaskRing<kConfig> tasks;
-        RingPosition<Context<kConfig>::kStages> stage;
+        typename Weights::Position stage;
+        const u32 k_blocks = load_tiles(ctx, tasks, stage);
+        if constexpr (Weights::kPacked) DecodeRole<kConfig>::end(ctx, stage, k_blocks);
+    }
+
+private:
+    // Until the End has been published. How many K blocks were loaded, where a stage holds one.
+    static DM_DEVICE u32 load_tiles(const Context<kConfig>& ctx, TaskRing<kConfig>& tasks,
+                                    typename Weights::Position& stage) {
         RingPosition<Context<kConfig>::kScaleTiles> scales;
         constexpr TileTask kEnd{TaskKind::End, 0, 0, 0, 0, 0};
 
         wait_barrier(ctx, ctx.barriers().counts_ready(), 0);
         ctx.trace.lap(TraceKind::WaitCounts);
-        if (ctx.aborted()) return tasks.publish(ctx, kEnd);
+        if (ctx.aborted()) {
+            tasks.publish(ctx, kEnd);
+            return 0;
+        }
         const bool evict_first = loads_evict_first(kConfig, ctx.num_touched());
         const DecodePlan plan = ctx.decode_plan();
         if constexpr (kConfig.decodes_ahead()) {
             if (plan.is_decoder(hw::block_idx())) {
                 tasks.publish(ctx, {TaskKind::Decode, 0, 0, 0, 0, 0});
-                DecodeRole<kConfig>::load(ctx);
-                return tasks.publish(ctx, kEnd);
+                DecodeAheadRole<kConfig>::load(ctx);
+                tasks.publish(ctx, kEnd);
+                return 0;
             }
         }
         DecodedWeights<kConfig> decoded(plan);
-        TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx}, plan.unit_blocks, plan.pair_tiles);
+        TaskOrder order(kConfig, TouchedExperts<kConfig>{ctx}, plan.unit_blocks);
         u32 place = hw::block_idx(), taken = 0;  // places that CTAs have asked for, beyond the first one of each
+        u32 loaded_steps = 0;
         TileTask task = order.first(place);
         tasks.publish(ctx, task, first_slot(plan, order));
         while (task.kind != TaskKind::End) {
             const TileTask loaded = task;
             const u32 steps = ctx.k_steps(loaded.kind);
+            loaded_steps += steps;
             const u32 ask_at = steps - min_of(steps, kAskBefore), turn_at = steps - 1;
-            if constexpr (kConfig.decodes_ahead()) decoded.begin(order.weight_tile());
+            if constexpr (kConfig.decodes_ahead()) decoded.begin(order.weight_number());
             for (u32 step = 0; step < steps; ++step, stage.advance()) {
                 if (step == ask_at) taken = hw::atomic_add_relaxed_gpu(ctx.places_taken(), 1);
                 if (step == turn_at) {
@@ -52,7 +86,7 @@ struct LoadBRole {
                 }
                 // Before the stage is free, as it takes a while.
                 if constexpr (kConfig.decodes_ahead()) decoded.wait(ctx, loaded, step);
-                wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());
+                wait_barrier(ctx, Weights::empty(stage.slot), stage.empty_parity());
                 const u8* weights = nullptr;
                 if constexpr (kConfig.decodes_ahead()) weights = decoded.block(ctx, step);
                 load_stage(ctx, loaded, step, stage.slot, scales.slot, weights, evict_first);
@@ -60,18 +94,18 @@ struct LoadBRole {
             scales.advance();
             ctx.trace.lap(TraceKind::Load, loaded);
         }
+        return loaded_steps;
     }
 
-private:
     // NOTES: the place is asked for as late as its way to memory and back allows. A whole tile earlier the last tiles
     // would go to CTAs that are not ready for them (9 % at 1024 tokens).
     static constexpr u32 kAskBefore = 3;  // stages before the end
 
-    static constexpr u32 kBlockBytes = stage_weight_bytes(kConfig);
+    static constexpr u32 kBlockBytes = Weights::kBytes;
 
     // Of the tile that the order is at.
     static DM_DEVICE u32 first_slot(const DecodePlan& plan, const auto& order) {
-        if constexpr (kConfig.decodes_ahead()) return plan.first_slot(order.weight_tile());
+        if constexpr (kConfig.decodes_ahead()) return plan.first_slot(order.weight_number());
         return 0;
     }
 
@@ -86,9 +120,9 @@ private:
         const u32 parts = ctx.stage_k_blocks(task.kind), part_bytes = kBlockBytes / parts;
         const u64 tile = u64(task.expert) * ctx.weight_tiles(task.kind) + task.n_tile / parts;
         const u32 first_kb = step * parts, count = min_of(parts, k_blocks - first_kb);
-        u64* full = ctx.barrier(ctx.barriers().full(stage));
+        u64* full = ctx.barrier(Weights::full(stage));
         hw::mbarrier_arrive_expect_tx(full, count * part_bytes + scale_bytes);
-        u8* to = ctx.template shared<SmemField::B, u8>() + stage * kBlockBytes;
+        u8* to = ctx.template shared<Weights::kField, u8>() + stage * kBlockBytes;
         const u8* from = (is_l1 ? ctx.params.l1_weights : ctx.params.l2_weights) +
                          (tile * k_blocks + first_kb) * kBlockBytes + task.n_tile % parts * part_bytes;
         if constexpr (kConfig.decodes_ahead()) from = decoded;
@@ -124,7 +158,7 @@ struct LoadARole {
             ctx.trace.lap(TraceKind::WaitTask, task);
             if constexpr (kConfig.decodes_ahead()) {
                 if (task.kind == TaskKind::Decode) {
-                    DecodeRole<kConfig>::announce(ctx);
+                    DecodeAheadRole<kConfig>::announce(ctx);
                     next = turn(ctx, tasks);
                     continue;
                 }

@@ -6,7 +6,7 @@
 #include "deep_moe/epi/swiglu_quantise.h"
 #include "deep_moe/pipe/stages.h"
 #include "deep_moe/pipe/tasks.h"
-#include "deep_moe/roles/decode.h"
+#include "deep_moe/roles/decode_ahead.h"
 #include "deep_moe/roles/swapped_math.h"
 
 namespace deep_moe {
@@ -27,7 +27,7 @@ struct MathRole {
             ctx.trace.lap(TraceKind::WaitTask, task);
             if constexpr (kConfig.decodes_ahead())
                 if (task.kind == TaskKind::Decode) {
-                    DecodeRole<kConfig>::run(ctx, math_warp);
+                    DecodeAheadRole<kConfig>::run(ctx, hw::warp_idx() - 4);
                     break;
                 }
             if (task.kind == TaskKind::End) break;
@@ -41,7 +41,7 @@ struct MathRole {
             }
             scales.advance();
         }
-        finish(ctx, math_warp, barrier);
+        finish(ctx, hw::warp_idx() - 4, barrier);  // math_warp would be kept all the time
     }
 
 private:

@@ -37,16 +37,11 @@ struct alignas(16) TileTask {
 };
 static_assert(sizeof(TileTask) == 16);
 
-// One or two weight tiles of a unit: of n_tiles from first_n_tile on, each needed by `readers` tiles.
-struct WeightPair {
-    TaskKind kind;  // End: there is none
-    u32 expert;
-    u32 first_n_tile, n_tiles;
-    u32 readers;
-};
-// The weight tile of a tile: which half of which pair, in the order of pairs.
+// A weight tile of a unit.
 struct WeightTile {
-    u32 pair, half;
+    TaskKind kind;  // End: there is none
+    u32 expert, n_tile;
+    u32 readers;  // tiles that need it
 };
 
 // Walks the units of one phase. Experts: the local experts in ascending order; those without rows may be left out.
@@ -91,12 +86,10 @@ private:
 template <typename Experts>
 class TaskOrder {
 public:
-    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts, u32 unit_blocks,
-                                       u32 pair_tiles = 2)
+    DM_HOST_DEVICE constexpr TaskOrder(const MegaMoeConfig& c, const Experts& experts, u32 unit_blocks)
         : experts_(experts),
           block_m_(c.block_m),
           unit_blocks_(unit_blocks),
-          pair_tiles_(pair_tiles),
           lag_blocks_(c.lag_blocks),
           ring_blocks_(c.ring_blocks()),
           l1_tiles_(c.l1_n_tiles()),
@@ -134,7 +127,7 @@ public:
         const u32 blocks = unit.blocks(block_m_, unit_blocks_);
         const u32 n = blocks == 1 ? tile : tile / blocks, m = tile - n * blocks;  // few rows: without a division
         const u32 block = unit.block + m;
-        weight_tile_ = {pairs_ + n / pair_tiles_, n % pair_tiles_};
+        weight_number_ = weights_ + n;
         return TileTask{in_l1 ? TaskKind::L1 : TaskKind::L2,
                         u16(n),
                         u16(experts_.id(unit.expert)),
@@ -143,25 +136,21 @@ public:
                         block % ring_blocks_};
     }
 
-    // Of the tile that was returned last. Orders that interleave have no pairs.
-    DM_HOST_DEVICE constexpr WeightTile weight_tile() const { return weight_tile_; }
+    // Of the weight tile that the tile returned last needs. Not of orders that interleave.
+    DM_HOST_DEVICE constexpr u32 weight_number() const { return weight_number_; }
 
-    // Moves to the unit of a pair, which may not be before the one asked for last.
-    DM_HOST_DEVICE constexpr WeightPair pair(u32 number) {
-        while (!ended_ && number - pairs_ >= pairs_of_step()) next_step();
-        if (ended_) return {TaskKind::End, 0, 0, 0, 0};
-        const u32 first = (number - pairs_) * pair_tiles_, tiles = has_l1_ ? l1_tiles_ : l2_tiles_;
-        return {has_l1_ ? TaskKind::L1 : TaskKind::L2, experts_.id(has_l1_ ? l1_.expert : l2_.expert), first,
-                min_of(tiles - first, pair_tiles_),
-                has_l1_ ? l1_.blocks(block_m_, unit_blocks_) : l2_.blocks(block_m_, unit_blocks_)};
+    // Moves to the unit of a weight tile, by number, which may not be before the one asked for last.
+    DM_HOST_DEVICE constexpr WeightTile weight_tile(u32 number) {
+        while (!ended_ && number - weights_ >= weights_of_step()) next_step();
+        if (ended_) return {TaskKind::End, 0, 0, 0};
+        return {has_l1_ ? TaskKind::L1 : TaskKind::L2, experts_.id(has_l1_ ? l1_.expert : l2_.expert),
+                number - weights_, has_l1_ ? l1_.blocks(block_m_, unit_blocks_) : l2_.blocks(block_m_, unit_blocks_)};
     }
 
 private:
-    DM_HOST_DEVICE constexpr u32 pairs_of_step() const {
-        return ceil_div(has_l1_ ? l1_tiles_ : l2_tiles_, pair_tiles_);
-    }
+    DM_HOST_DEVICE constexpr u32 weights_of_step() const { return has_l1_ ? l1_tiles_ : l2_tiles_; }
     DM_HOST_DEVICE constexpr void next_step() {
-        pairs_ += pairs_of_step();
+        weights_ += weights_of_step();
         if (has_l1_) l1_.advance(experts_, block_m_, unit_blocks_);
         if (has_l2_) l2_.advance(experts_, block_m_, unit_blocks_);
         choose_step();
@@ -182,14 +171,14 @@ private:
     }
 
     Experts experts_;
-    u32 block_m_, unit_blocks_, pair_tiles_, lag_blocks_, ring_blocks_, l1_tiles_, l2_tiles_;
+    u32 block_m_, unit_blocks_, lag_blocks_, ring_blocks_, l1_tiles_, l2_tiles_;
     bool interleaves_;
     UnitCursor<Experts> l1_{}, l2_{};
     u32 tile_ = 0;
     bool has_l1_ = true, has_l2_ = false;  // what the step of the sequence that `tile_` is in has
     bool ended_ = false;
-    u32 pairs_ = 0;  // of the steps before
-    WeightTile weight_tile_{};
+    u32 weights_ = 0;  // weight tiles of the steps before
+    u32 weight_number_ = 0;
 };
 
 }  // namespace deep_moe
