@@ -54,9 +54,9 @@ void check_trace(const MegaMoeConfig& config, u64 bytes, u32 num_sms) {
 
 void check_ctas(const MegaMoeConfig& config, u32 num_sms) {
     if (num_sms < config.min_ctas())
-        throw std::invalid_argument("num_sms is " + std::to_string(num_sms) + "; MXFP4 weights and more than a few " +
-                                    "tokens need at least " + std::to_string(config.min_ctas()) +
-                                    ": one decodes weights");
+        throw std::invalid_argument("num_sms is " + std::to_string(num_sms) +
+                                    "; MXFP4 weights and many tokens need at least " +
+                                    std::to_string(config.min_ctas()) + ": one decodes weights");
 }
 
 u64 tensor_map_address(const MegaArguments& arguments, MapIndex map) {

@@ -52,5 +52,5 @@ def test_one_cta_cannot_do_both():
     sizes = dict(num_experts=2, num_topk=1, hidden=64, intermediate=32, max_tokens_per_rank=8)
     problem = Problem(**sizes, mma_type="fp8xmxfp4", overrides=dict(decode_ahead=1))
     with testing.World(problem, num_sms=1) as world:
-        with pytest.raises(ValueError, match="num_sms is 1; MXFP4 weights and more than a few tokens need at least 2"):
+        with pytest.raises(ValueError, match="num_sms is 1; MXFP4 weights and many tokens need at least 2"):
             world.call(world.inputs([8]))

@@ -48,7 +48,7 @@ NUM_SMS = 132
 EMPTY_US = 8.4  # a launch without tokens
 START_US = 20.0  # with tokens: until all SMs multiply
 # One K block of a tile, by block_m, when the tensor cores, or with MXFP4 instructions, are the limit.
-K_BLOCK_US = {FP8: {8: 0.33, 64: 0.62, 128: 0.80}, MXFP4: {8: 0.42, 16: 0.47, 24: 0.53, 32: 0.57, 64: 0.80, 128: 0.80}}
+K_BLOCK_US = {FP8: {8: 0.33, 64: 0.62, 128: 0.80}, MXFP4: {8: 0.42, 16: 0.47, 24: 0.53, 32: 0.57, 64: 0.80, 128: 1.07}}
 HALF_TILE = 64  # rows; a last block that is not larger costs half in a 128-row kernel:
 HALF_K_BLOCK_US = 0.52
 TILE_US = 1.0  # what a tile costs besides its K blocks
@@ -63,8 +63,9 @@ COMBINE_GBS = 3900.0
 # tiles are 1 to 7 % faster. MXFP4: each class is the fastest on both sides of its bounds, but for 1 % at 32 tokens and
 # 4 % at 160 of H 4096, and for what IN_PLACE_ROWS says.
 ROWS_MARGIN = 1.25
-# MXFP4: up to so many rows of an expert, every tile decodes its weights. Measured: the other way is 16 % slower at 384
-# rows of H 4096, I 2048, and 8 % faster at 768; at 1024 rows of H 7168, I 3072, 9 % faster.
+# MXFP4: up to so many rows of an expert, every tile decodes its weights. Measured: the other way is 20 % slower at 384
+# rows of H 4096, I 2048, and 9 % faster at 768; with H 7168, I 3072 29 % slower at 256 rows, 4 % faster at 512 and
+# 16 % at 1024.
 OWN_DECODING_ROWS = 512
 # Of 64 KB (include/deep_moe/sched/decode_plan.h): 16 for each of two tiles of 32 decoders.
 DECODED_SLOTS = 1024
