@@ -106,6 +106,12 @@ PIPELINE = (
         "wait_barrier(ctx, ctx.barriers().empty(stage.slot), stage.empty_parity());",
         "",
     ),
+    Mutant(
+        "load: weights overwritten before they are released",
+        "roles/load.h",
+        "wait_barrier(ctx, Weights::empty(stage.slot), stage.empty_parity());",
+        "",
+    ),
     Mutant("loadB: scales not expected", "roles/load.h", "count * part_bytes + scale_bytes", "count * part_bytes"),
     Mutant(
         "loadB: scales of the next tile overwrite this one's",

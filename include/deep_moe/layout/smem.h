@@ -49,7 +49,7 @@ struct BarrierLayout {
     }
     constexpr u32 counts_ready() const { return row(kNumDispatchWarps, 0); }
     constexpr u32 math() const { return counts_ready() + 1; }
-    // Of CTAs that decode (roles/decode.h): a chunk has its slot, and it has been stored.
+    // Of CTAs that decode (roles/decode_ahead.h): a chunk has its slot, and it has been stored.
     constexpr u32 slot_given(u32 i) const { return math() + 1 + i; }
     constexpr u32 stored(u32 i) const { return math() + 1 + kSlotsGiven + i; }
     // Of kernels with decode warps.

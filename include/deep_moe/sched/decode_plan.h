@@ -11,7 +11,7 @@
 // No order of CTAs can dead-lock. A slot that is to be used again waits only for tiles that are being multiplied or
 // have been: the other CTAs are at least as many as a weight tile has readers and take tiles in order, so all readers of
 // the earliest one run. Before they wait, they tell what they have read and what they have stored (roles/load.h), and a
-// decoder announces what it has stored (roles/decode.h).
+// decoder announces what it has stored (roles/decode_ahead.h).
 #pragma once
 
 #include "deep_moe/sched/task_order.h"

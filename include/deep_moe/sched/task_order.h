@@ -24,7 +24,7 @@ enum class TaskKind : u16 {
     L2,
     End,
     Decode
-};  // Decode: what a CTA does before its End that has no tiles (roles/decode.h)
+};  // Decode: what a CTA does before its End that has no tiles (roles/decode_ahead.h)
 
 // One tile, as the scheduler publishes it to the other roles. 16 bytes.
 struct alignas(16) TileTask {
