@@ -50,6 +50,20 @@ class Geometry:
 
 
 SMALL_RING = dict(ring_rows=512, lag_blocks=2, unit_blocks=2)
+# MXFP4 layers for blocks of 128 rows: up to five of an expert, no size a multiple of a chunk of decoded weights; and
+# with tiles of one chunk
+MANY_ROWS = dict(experts=4, topk=2, hidden=832, intermediate=416, max_tokens=300, mma_type="fp8xmxfp4")
+MANY_ROWS_RING = dict(lag_blocks=2, unit_blocks=2, ring_rows=1024)
+MANY_ROWS_SHORT = dict(
+    experts=3,
+    topk=2,
+    hidden=192,
+    intermediate=96,
+    max_tokens=300,
+    activation="swigluoai",
+    bias=True,
+    mma_type="fp8xmxfp4",
+)
 
 GEOMETRIES = {
     # one model on 1, 2, 4 and 8 ranks; max_tokens above the class of 64-row tiles except on 4 ranks
@@ -148,52 +162,11 @@ GEOMETRIES = {
         mma_type="fp8xmxfp4",
     ),
     # decode warps: an odd number of K blocks, fewer of them than stages, rows that wrap
-    "mxfp4-warps": Geometry(
-        2,
-        experts=4,
-        topk=2,
-        hidden=832,
-        intermediate=416,
-        max_tokens=300,
-        overrides=dict(block_m=128, decode_ahead=0, lag_blocks=2, unit_blocks=2, ring_rows=1024),
-        mma_type="fp8xmxfp4",
-    ),
-    "mxfp4-warps-short": Geometry(
-        1,
-        experts=3,
-        topk=2,
-        hidden=192,
-        intermediate=96,
-        max_tokens=300,
-        overrides=dict(block_m=128, decode_ahead=0),
-        activation="swigluoai",
-        bias=True,
-        mma_type="fp8xmxfp4",
-    ),
-    # weights decoded ahead; up to five blocks of an expert, the fewest slots, no size a multiple of a chunk
-    "mxfp4-ahead": Geometry(
-        2,
-        experts=4,
-        topk=2,
-        hidden=832,
-        intermediate=416,
-        max_tokens=300,
-        overrides=dict(decode_ahead=1, decoded_slots=16, lag_blocks=2, unit_blocks=2, ring_rows=1024),
-        mma_type="fp8xmxfp4",
-    ),
-    # the same with tiles of one chunk
-    "mxfp4-ahead-short": Geometry(
-        1,
-        experts=3,
-        topk=2,
-        hidden=192,
-        intermediate=96,
-        max_tokens=300,
-        overrides=dict(block_m=128, decode_ahead=1, decoded_slots=16),
-        activation="swigluoai",
-        bias=True,
-        mma_type="fp8xmxfp4",
-    ),
+    "mxfp4-warps": Geometry(2, **MANY_ROWS, overrides=dict(MANY_ROWS_RING, block_m=128, decode_ahead=0)),
+    "mxfp4-warps-short": Geometry(1, **MANY_ROWS_SHORT, overrides=dict(block_m=128, decode_ahead=0)),
+    # weights decoded ahead, in the fewest slots
+    "mxfp4-ahead": Geometry(2, **MANY_ROWS, overrides=dict(MANY_ROWS_RING, decode_ahead=1, decoded_slots=16)),
+    "mxfp4-ahead-short": Geometry(1, **MANY_ROWS_SHORT, overrides=dict(block_m=128, decode_ahead=1, decoded_slots=16)),
     # CASES 8
     "768x1152": Geometry(2, experts=4, topk=1, hidden=768, intermediate=1152, max_tokens=32),
     "8192x192": Geometry(2, experts=2, topk=2, hidden=8192, intermediate=192, max_tokens=16),

@@ -33,15 +33,15 @@ _LIMITS = (
     ("intermediate", 16, 1 << 20, 16),
     ("max_tokens_per_rank", 1, 1 << 26, 1),
 )
-# What may be forced, and the largest value.
+# What may be forced, from the smallest to the largest value.
 _OVERRIDABLE = {
-    "ring_rows": 1 << 30,
-    "decoded_slots": 1 << 16,
-    "block_m": 128,
-    "lag_blocks": 1 << 16,
-    "unit_blocks": 1 << 16,
-    "decode_ahead": 1,
-    "trace_events": 1 << 16,
+    "ring_rows": (1, 1 << 30),
+    "decoded_slots": (1, 1 << 16),
+    "block_m": (1, 128),
+    "lag_blocks": (1, 1 << 16),
+    "unit_blocks": (1, 1 << 16),
+    "decode_ahead": (0, 1),
+    "trace_events": (0, 1 << 16),
 }
 
 
@@ -212,6 +212,5 @@ def _checked_overrides(value: Any) -> tuple[tuple[str, int], ...]:
     for name, setting in items:
         if name not in _OVERRIDABLE:
             raise ValueError(f"overrides names {name!r}; allowed: {', '.join(_OVERRIDABLE)}")
-        least = 0 if name in ("trace_events", "decode_ahead") else 1
-        _checked_int(f"overrides[{name!r}]", setting, least, _OVERRIDABLE[name], 1)
+        _checked_int(f"overrides[{name!r}]", setting, *_OVERRIDABLE[name], 1)
     return items

@@ -218,7 +218,8 @@ def test_the_best_mxfp4_tile_grows_with_the_tokens():
     for block_m, ahead in MXFP4_TILES:
         forced = dict(block_m=block_m, decode_ahead=int(ahead))
         for tokens in (1, 100, 8192):
-            assert sm90.best_candidate(geometry, tokens, forced)[::3] == (block_m, ahead)
+            chosen = sm90.best_candidate(geometry, tokens, forced)
+            assert (chosen.block_m, chosen.decode_ahead) == (block_m, ahead)
 
 
 # (hidden, intermediate, top-k, experts of the one rank, block_m) -> µs of whole layers by tokens, one H200, mega.py.

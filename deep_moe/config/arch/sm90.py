@@ -61,7 +61,7 @@ COMBINE_GBS = 3900.0
 # Measured: 64- and 128-row tiles take the same time at 320 tokens of H 4096, I 2048, top-6 on 32 experts (60 rows
 # expected), 210 of H 7168, I 2048, top-8 on 32 (52) and 430 of H 7168, I 3072, top-6 on 48 (54); at 64 rows, 128-row
 # tiles are 1 to 7 % faster. MXFP4: each class is the fastest on both sides of its bounds, but for 1 % at 32 tokens and
-# 4 % at 160 of H 4096, and for what IN_PLACE_ROWS says.
+# 4 % at 160 of H 4096, and for what OWN_DECODING_ROWS says.
 ROWS_MARGIN = 1.25
 # MXFP4: up to so many rows of an expert, every tile decodes its weights. Measured: the other way is 20 % slower at 384
 # rows of H 4096, I 2048, and 9 % faster at 768; with H 7168, I 3072 29 % slower at 256 rows, 4 % faster at 512 and

@@ -175,7 +175,7 @@ struct Context {
         hw::store_shared(state, u32(hw::load_relaxed<hw::Scope::Sys>(&header->abort) != 0));
         hw::store_shared(state + 1, hw::load(&header->epoch) + 1);
         hw::store_shared(state + 2, min_of(u32(max_of(staged, 0)), kConfig.max_tokens_per_rank));
-        hw::store_shared(state + 5, ~0u);
+        if constexpr (kConfig.has_decode_warps()) hw::store_shared(state + 5, ~0u);
     }
 };
 

@@ -124,7 +124,7 @@ constexpr u32 num_stages(const MegaMoeConfig& c) {
     return stages_beside(c, 1) / stages_together(c) * stages_together(c);
 }
 constexpr u32 row_buffers(const MegaMoeConfig& c) {
-    if (c.has_decode_warps()) return 1;
+    if (c.has_decode_warps()) return 1;  // there are no registers for a second row
     return stages_beside(c, kMaxRowBuffers) >= num_stages(c) ? kMaxRowBuffers : 1;
 }
 

@@ -57,7 +57,7 @@ constexpr u32 weight_block_bytes(MmaType type) {
 
 // What a pipeline stage holds of the weights.
 constexpr u32 stage_weight_bytes(const MegaMoeConfig& c) {
-    return !c.decodes_in_registers() ? kWeightBlockBytes : weight_block_bytes(c.mma_type);
+    return c.decodes_in_registers() ? weight_block_bytes(c.mma_type) : kWeightBlockBytes;
 }
 
 // Weight scale records of one tile.

@@ -49,6 +49,15 @@ DM_HOST_DEVICE constexpr u32 mxfp4_exponents_of(u32 warp, u32 lane) {
     return kMxfp4CodeBytes + ((warp * 8 + lane / 4) * 2 + lane % 4 / 2) * 4;
 }
 
+// Of 16 rows of a piece in shared memory, those with this number.
+DM_DEVICE u32 load_mxfp4_exponents(const u8* piece, u32 warp, u32 lane) {
+    return hw::load_shared(reinterpret_cast<const u32*>(piece + mxfp4_exponents_of(warp, lane)));
+}
+DM_DEVICE Mxfp4Codes load_mxfp4(const u8* piece, u32 warp, u32 lane) {
+    const Vec16* words = reinterpret_cast<const Vec16*>(piece + mxfp4_words_of(warp, lane));
+    return {{hw::load_shared(words), hw::load_shared(words + kWarpSize)}, load_mxfp4_exponents(piece, warp, lane)};
+}
+
 // a[i]: the fragment of the block's i-th wgmma (hw::wgmma_m64k32_e4m3). The exponents of all lanes are normal, or some not.
 DM_DEVICE void decode_mxfp4(const Mxfp4Codes& codes, bool all_normal, u32 (&a)[4][4]) {
     Mxfp4Magnitudes of[4];  // as the exponents

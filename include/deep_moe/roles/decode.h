@@ -71,20 +71,11 @@ private:
         return ctx.template shared<SmemField::State, u32>() + 5;
     }
 
-    // What a lane decodes of 16 rows of a piece.
-    static DM_DEVICE u32 load_exponents(const u8* piece, u32 group, u32 lane) {
-        return hw::load_shared(reinterpret_cast<const u32*>(piece + mxfp4_exponents_of(group, lane)));
-    }
-    static DM_DEVICE Mxfp4Codes load(const u8* piece, u32 group, u32 lane) {
-        const Vec16* words = reinterpret_cast<const Vec16*>(piece + mxfp4_words_of(group, lane));
-        return {{hw::load_shared(words), hw::load_shared(words + kWarpSize)}, load_exponents(piece, group, lane)};
-    }
-
     static DM_DEVICE bool all_normal(const u8* pieces, u32 lane) {
         u32 exponents[kPieces * kGroups];  // all loads first
         DM_UNROLL
         for (u32 i = 0; i < kPieces * kGroups; ++i)
-            exponents[i] = load_exponents(pieces + i / kGroups * kMxfp4PieceBytes, i % kGroups, lane);
+            exponents[i] = load_mxfp4_exponents(pieces + i / kGroups * kMxfp4PieceBytes, i % kGroups, lane);
         bool normal = true;
         DM_UNROLL
         for (const u32 each : exponents) normal &= mxfp4_all_normal(each);
@@ -94,7 +85,7 @@ private:
     // The codes of the next rows are loaded before these are stored.
     template <bool kAllNormal>
     static DM_DEVICE void decode(const u8* piece, u8* rows, u32 lane) {
-        Mxfp4Codes codes = load(piece, 0, lane);
+        Mxfp4Codes codes = load_mxfp4(piece, 0, lane);
         DM_NO_UNROLL
         for (u32 p = 0; p < kPieces; ++p, piece += kMxfp4PieceBytes, rows += kWarpgroupRows * kBlockK)
             DM_UNROLL
@@ -102,9 +93,9 @@ private:
                 u32 a[kBlockK / kMmaK][4];
                 decode_mxfp4(codes, kAllNormal, a);
                 if (i + 1 < kGroups)
-                    codes = load(piece, i + 1, lane);
+                    codes = load_mxfp4(piece, i + 1, lane);
                 else if (p + 1 < kPieces)
-                    codes = load(piece + kMxfp4PieceBytes, 0, lane);
+                    codes = load_mxfp4(piece + kMxfp4PieceBytes, 0, lane);
                 store_decoded(rows + i * 16 * kBlockK, lane, a);
             }
     }

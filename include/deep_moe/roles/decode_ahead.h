@@ -178,11 +178,8 @@ private:
         bool normal = true;
         DM_UNROLL
         for (u32 i = 0; i < kGroups; ++i) {
-            const u32 group = math_warp * kGroups + i, warp = group % 4, lane = hw::lane_idx();
-            const u8* piece = packed + group / 4 * kMxfp4PieceBytes;
-            const Vec16* words = reinterpret_cast<const Vec16*>(piece + mxfp4_words_of(warp, lane));
-            const u32* exponents = reinterpret_cast<const u32*>(piece + mxfp4_exponents_of(warp, lane));
-            codes[i] = {{hw::load_shared(words), hw::load_shared(words + kWarpSize)}, hw::load_shared(exponents)};
+            const u32 group = math_warp * kGroups + i;
+            codes[i] = load_mxfp4(packed + group / 4 * kMxfp4PieceBytes, group % 4, hw::lane_idx());
             normal = normal && mxfp4_all_normal(codes[i].exponents);
         }
         // One branch for all groups, so that their instructions mix: a decoder has few warps.
@@ -196,7 +193,8 @@ private:
         DM_UNROLL
         for (u32 i = 0; i < kGroups; ++i) decode_mxfp4(codes[i], all_normal, a[i]);
         DM_UNROLL
-        for (u32 i = 0; i < kGroups; ++i) store_decoded(rows + i * 16 * kBlockK + decoded_byte_of(hw::lane_idx()), hw::lane_idx(), a[i]);
+        for (u32 i = 0; i < kGroups; ++i)
+            store_decoded(rows + i * 16 * kBlockK + decoded_byte_of(hw::lane_idx()), hw::lane_idx(), a[i]);
     }
 };
 

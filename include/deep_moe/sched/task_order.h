@@ -19,12 +19,8 @@
 
 namespace deep_moe {
 
-enum class TaskKind : u16 {
-    L1,
-    L2,
-    End,
-    Decode
-};  // Decode: what a CTA does before its End that has no tiles (roles/decode_ahead.h)
+// Decode: what a CTA does before its End that has no tiles (roles/decode_ahead.h).
+enum class TaskKind : u16 { L1, L2, End, Decode };
 
 // One tile, as the scheduler publishes it to the other roles. 16 bytes.
 struct alignas(16) TileTask {
